@@ -183,7 +183,7 @@ struct Errors {
 
 enum class Direction { forward, adjoint };
 
-/// One call of mix or of mix_summary_gradient.
+/// One call of mix.
 template <class T>
 struct Call {
   MixingShape shape;
@@ -214,12 +214,7 @@ struct Call {
     const bool in_place = source.memory.data() == result.memory.data();
     watch("source", source.memory.data(), static_cast<Index>(source.memory.size()));
     if (!in_place) watch("result", result.memory.data(), static_cast<Index>(result.memory.size()));
-    if (forward()) {
-      fused::mix<T>(device, shape, mixing.view(), source.rows, result.rows, max_blocks);
-    } else {
-      fused::mix_summary_gradient<T>(device, shape, mixing.view(), source.rows, result.rows,
-                                     max_blocks);
-    }
+    fused::mix<T>(device, shape, !forward(), mixing.view(), source.rows, result.rows, max_blocks);
     const fused::MixingWork work(shape, !forward(), max_blocks);
     // A result reads what its rows see once for each tile of its rows.
     Index read = 0;
@@ -621,11 +616,10 @@ struct KeySumCall {
   void check_product(const Matrices& mixing, const KeySums& source, const KeySums& result,
                      bool adjoint) const {
     const auto device = machine::device_within_a_call();
-    const auto run = adjoint ? fused::mix_key_sum_gradient : fused::mix_key_sums;
     traffic::Watch watch;
     watch("source", source.memory.data(), static_cast<Index>(source.memory.size()));
     watch("result", result.memory.data(), static_cast<Index>(result.memory.size()));
-    run(device, shape, mixing.view(), source.rows, result.rows);
+    fused::mix_key_sums(device, shape, adjoint, mixing.view(), source.rows, result.rows);
     // Threads of eight rows each read what the rows of their tile see.
     const Index side = fused::KeySumMixingWork(shape, adjoint).rows;
     Index read = 0;

@@ -51,33 +51,11 @@ inline void check_cublas(cublasStatus_t status, const char* function) {
     throw CudaError({"mhla: ", function, " failed: ", cublasGetStatusString(status)});
 }
 
-/// The settings of a cuBLAS handle, saved when a call begins and restored when it ends.
-class CublasSettings {
- protected:
-  explicit CublasSettings(cublasHandle_t handle) : handle_(handle) {
-    check_cublas(cublasGetStream(handle_, &stream_), "cublasGetStream");
-    check_cublas(cublasGetPointerMode(handle_, &pointer_mode_), "cublasGetPointerMode");
-    check_cublas(cublasGetMathMode(handle_, &math_mode_), "cublasGetMathMode");
-  }
-  ~CublasSettings() {
-    cublasSetMathMode(handle_, math_mode_);
-    cublasSetPointerMode(handle_, pointer_mode_);
-    cublasSetStream(handle_, stream_);
-  }
-  CublasSettings(const CublasSettings&) = delete;
-  CublasSettings& operator=(const CublasSettings&) = delete;
-
-  cublasHandle_t handle_;
-  cudaStream_t stream_ = nullptr;
-  cublasPointerMode_t pointer_mode_ = CUBLAS_POINTER_MODE_HOST;
-  cublasMath_t math_mode_ = CUBLAS_DEFAULT_MATH;
-};
-
 /// The caller's cuBLAS handle during a call; its settings are restored, also if the call throws.
-class BorrowedCublas : CublasSettings {
+class BorrowedCublas {
  public:
   BorrowedCublas(const CudaDevice& device, WorkspaceView workspace)
-      : CublasSettings(device.cublas()) {
+      : BorrowedCublas(device.cublas()) {
     // In this order: cublasSetStream resets the workspace.
     check_cublas(cublasSetStream(handle_, device.stream()), "cublasSetStream");
     check_cublas(
@@ -86,6 +64,26 @@ class BorrowedCublas : CublasSettings {
     check_cublas(cublasSetPointerMode(handle_, CUBLAS_POINTER_MODE_HOST), "cublasSetPointerMode");
     check_cublas(cublasSetMathMode(handle_, CUBLAS_DEFAULT_MATH), "cublasSetMathMode");
   }
+  ~BorrowedCublas() {
+    cublasSetMathMode(handle_, math_mode_);
+    cublasSetPointerMode(handle_, pointer_mode_);
+    cublasSetStream(handle_, stream_);
+  }
+  BorrowedCublas(const BorrowedCublas&) = delete;
+  BorrowedCublas& operator=(const BorrowedCublas&) = delete;
+
+ private:
+  /// Saves the settings: what throws after it runs the destructor.
+  explicit BorrowedCublas(cublasHandle_t handle) : handle_(handle) {
+    check_cublas(cublasGetStream(handle_, &stream_), "cublasGetStream");
+    check_cublas(cublasGetPointerMode(handle_, &pointer_mode_), "cublasGetPointerMode");
+    check_cublas(cublasGetMathMode(handle_, &math_mode_), "cublasGetMathMode");
+  }
+
+  cublasHandle_t handle_;
+  cudaStream_t stream_ = nullptr;
+  cublasPointerMode_t pointer_mode_ = CUBLAS_POINTER_MODE_HOST;
+  cublasMath_t math_mode_ = CUBLAS_DEFAULT_MATH;
 };
 
 /// Fills with zeros.

@@ -448,9 +448,12 @@ struct MixBlocks {
   }
 };
 
+/// S~ = m S, in place if mixes_in_place(), or, if `adjoint`, dS = m^T dS~.
 template <class T>
-void run_mixing(const CudaDevice& device, const MixingWork& work, const MixingMatrices& mixing,
-                const SummaryRows<const T>& source, const SummaryRows<T>& result) {
+void mix(const CudaDevice& device, const MixingShape& shape, bool adjoint,
+         const MixingMatrices& mixing, const std::type_identity_t<SummaryRows<const T>>& source,
+         const SummaryRows<T>& result, Index max_blocks = resident_thread_blocks) {
+  const MixingWork work(shape, adjoint, max_blocks);
   if (source.data == result.data && !(work.keeps && work.rows <= work.inner && work.outputs == 1))
     throw ShapeError(
         {"mhla: summaries of ", work.inner, " blocks cannot be mixed to ", work.rows, " in place"});
@@ -467,24 +470,6 @@ void run_mixing(const CudaDevice& device, const MixingWork& work, const MixingMa
     run_of_planes.template operator()<1>();
   else
     run_of_planes.template operator()<2>();
-}
-
-/// S~ = m S; in place if mixes_in_place().
-template <class T>
-void mix(const CudaDevice& device, const MixingShape& shape, const MixingMatrices& mixing,
-         const std::type_identity_t<SummaryRows<const T>>& summaries, const SummaryRows<T>& mixed,
-         Index max_blocks = resident_thread_blocks) {
-  run_mixing<T>(device, MixingWork(shape, false, max_blocks), mixing, summaries, mixed);
-}
-
-/// dS = m^T dS~
-template <class T>
-void mix_summary_gradient(const CudaDevice& device, const MixingShape& shape,
-                          const MixingMatrices& mixing,
-                          const std::type_identity_t<SummaryRows<const T>>& grad_mixed,
-                          const SummaryRows<T>& grad_summaries,
-                          Index max_blocks = resident_thread_blocks) {
-  run_mixing<T>(device, MixingWork(shape, true, max_blocks), mixing, grad_mixed, grad_summaries);
 }
 
 }  // namespace cuda::fused

@@ -198,26 +198,13 @@ struct AddKeySumProducts {
   }
 };
 
-inline void run_key_sum_mixing(const CudaDevice& device, const MixingShape& shape, bool adjoint,
-                               const MixingMatrices& mixing, const SummaryRows<const float>& source,
-                               const SummaryRows<float>& result) {
+/// z~ = m z or, if `adjoint`, dz = m^T dz~; the width of `shape` is that of a key sum, a multiple
+/// of 4.
+inline void mix_key_sums(const CudaDevice& device, const MixingShape& shape, bool adjoint,
+                         const MixingMatrices& mixing, const SummaryRows<const float>& source,
+                         const SummaryRows<float>& result) {
   const KeySumMixingWork work(shape, adjoint);
   machine::run(device, work.blocks(), MixKeySums{work, mixing, source, result});
-}
-
-/// z~ = m z; the width of `shape` is that of a key sum, a multiple of 4.
-inline void mix_key_sums(const CudaDevice& device, const MixingShape& shape,
-                         const MixingMatrices& mixing, const SummaryRows<const float>& key_sums,
-                         const SummaryRows<float>& mixed) {
-  run_key_sum_mixing(device, shape, false, mixing, key_sums, mixed);
-}
-
-/// dz = m^T dz~
-inline void mix_key_sum_gradient(const CudaDevice& device, const MixingShape& shape,
-                                 const MixingMatrices& mixing,
-                                 const SummaryRows<const float>& grad_mixed,
-                                 const SummaryRows<float>& grad_key_sums) {
-  run_key_sum_mixing(device, shape, true, mixing, grad_mixed, grad_key_sums);
 }
 
 /// dm += dz~ z^T

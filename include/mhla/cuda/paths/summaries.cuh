@@ -30,6 +30,7 @@
 #include <mhla/cuda/paths/operands.cuh>
 #include <mhla/cuda/paths/summaries.hpp>
 #include <type_traits>
+#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -84,7 +85,9 @@ template <class Dims, class V, class T>
 struct SummaryPass {
   using Traits =
       KernelTraits<T, typename V::FeatureMapType, rotates<V>, Dims::key_dim, Dims::value_dim>;
-  const Operands<V, T, SummaryPlan<V, T>>& of;
+  using Of = Operands<V, T, SummaryPlan<V, T>>;
+  using OwnKeys = decltype(std::declval<Of>().own_keys(1));
+  const Of& of;
   const CudaDevice& device = of.device;
   const SummaryPlan<V, T>& plan = of.plan;
   const Extents<V>& e = plan.extents;
@@ -143,21 +146,20 @@ struct SummaryPass {
   void mix_blocks() const {
     for_each_sequence([&](const SequenceSummaries<V>& s) {
       if constexpr (normalizes<V>)
-        mix_key_sums(device, s.key_sum_shape(), matrices(), s.of_keys(plan.key_sums),
+        mix_key_sums(device, s.key_sum_shape(), false, matrices(), s.of_keys(plan.key_sums),
                      s.of_queries(plan.mixed_key_sums));
-      mix(device, s.shape(), matrices(), s.of_keys(plan.summaries),
+      mix(device, s.shape(), false, matrices(), s.of_keys(plan.summaries),
           s.of_queries(plan.mixed_summaries));
     });
   }
 
   /// y of every query.
   void read_out_blocks(const TensorView<T, 4>& y) const {
-    const auto own = of.own_keys(plan.weight_scale());
-    using Own = std::remove_const_t<decltype(own)>;
     run_over_items(device, e.queries.batch,
-                   ReadOutBlocks<Traits, normalizes<V>, Own>{
+                   ReadOutBlocks<Traits, normalizes<V>, OwnKeys>{
                        of.query_features(), tokens(y, e.queries.table), of.of_query_heads(),
-                       plan.mixed_summaries, plan.mixed_key_sums.data, of.epsilon(), own});
+                       plan.mixed_summaries, plan.mixed_key_sums.data, of.epsilon(),
+                       of.own_keys(plan.weight_scale())});
   }
 
   /// What queries keep for the other gradients; weights are 1 without a normalizer.
@@ -169,14 +171,12 @@ struct SummaryPass {
   /// dq, and what the other gradients need of every query: 1 / den, c, its part of dm_ii.
   void query_gradient(const TensorView<const T, 4>& dy, const GradientView<T, 4>& dq,
                       Update update) const {
-    const auto own = of.own_keys(plan.weight_scale());
-    using Own = std::remove_const_t<decltype(own)>;
     run_over_items(
         device, e.queries.batch,
-        FeatureGradient<Traits, backward_parts<V>, Side::queries, normalizes<V>, Own>{
+        FeatureGradient<Traits, backward_parts<V>, Side::queries, normalizes<V>, OwnKeys>{
             of.query_features(), tokens(dy, e.queries.table), tokens(dq.view, e.queries.table),
             dq.wanted, update, of.of_query_heads(), plan.mixed_summaries, plan.mixed_key_sums.data,
-            of.epsilon(), query_numbers(), own});
+            of.epsilon(), query_numbers(), of.own_keys(plan.weight_scale())});
   }
 
   /// dS~_i and dz~_i of every query block.
@@ -212,11 +212,10 @@ struct SummaryPass {
   void mix_blocks_gradient() const {
     for_each_sequence([&](const SequenceSummaries<V>& s) {
       if constexpr (normalizes<V>)
-        mix_key_sum_gradient(device, s.key_sum_shape(), matrices(),
-                             s.of_queries(plan.grad_mixed_key_sums), s.of_keys(plan.grad_key_sums));
-      mix_summary_gradient<T>(device, s.shape(), matrices(),
-                              s.of_queries(plan.grad_mixed_summaries),
-                              s.of_keys(plan.grad_summaries));
+        mix_key_sums(device, s.key_sum_shape(), true, matrices(),
+                     s.of_queries(plan.grad_mixed_key_sums), s.of_keys(plan.grad_key_sums));
+      mix(device, s.shape(), true, matrices(), s.of_queries(plan.grad_mixed_summaries),
+          s.of_keys(plan.grad_summaries));
     });
   }
 
