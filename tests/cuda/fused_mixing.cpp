@@ -650,9 +650,12 @@ struct KeySumCall {
     watch("dz~", grad_mixed.memory.data(), static_cast<Index>(grad_mixed.memory.size()));
     watch("z", key_sums.memory.data(), static_cast<Index>(key_sums.memory.size()));
     watch("dm", parts.data(), static_cast<Index>(parts.size()));
-    fused::add_key_sum_products(
-        device, shape, grad_mixed.rows, key_sums.rows,
-        {parts.data(), 0, shape.matrices * matrix_stride, matrix_stride, row_stride});
+    const fused::AddKeySumProducts body{
+        shape,
+        grad_mixed.rows,
+        key_sums.rows,
+        {parts.data(), 0, shape.matrices * matrix_stride, matrix_stride, row_stride}};
+    cuda::machine::run(device, body.blocks(), body);
     Index pairs = 0;
     for (Index i = 0; i < shape.query_blocks; ++i)
       for (Index b = 0; b < shape.key_blocks; ++b)

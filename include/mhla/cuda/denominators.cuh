@@ -79,15 +79,6 @@ struct MixedKeySumDenominators {
   }
 };
 
-/// den += epsilon
-template <class A>
-struct AddEpsilon {
-  A epsilon;
-  A* denominators;
-
-  MHLA_HOST_DEVICE void operator()(Index r) const { denominators[r] += epsilon; }
-};
-
 /// c_t; 0 where den_t is 0 or the token absent.
 template <class A>
 struct DenominatorGradient {

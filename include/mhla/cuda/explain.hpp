@@ -56,25 +56,18 @@ CallCost call_cost(const V& attention, const Shape& shape, const CudaDevice& dev
   cost.flops = whole(cost.choice.cost().flops());
   cost.bytes_moved = whole(cost.choice.cost().bytes());
 
-  const auto elements = [](Index a, Index b, Index c, Index d) {
-    return checked_mul(checked_mul(a, b), checked_mul(c, d));
+  const auto bytes = [&](Index heads, Index tokens, Index dim) {
+    return checked_mul(checked_mul(shape.batch, heads),
+                       checked_mul(tokens, checked_mul(dim, Index{sizeof(T)})));
   };
-  const Index queries = elements(shape.batch, shape.heads, shape.query_tokens, shape.key_dim);
-  const Index keys = elements(shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim);
-  const Index values = elements(shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim);
-  const Index outputs = elements(shape.batch, shape.heads, shape.query_tokens, shape.value_dim);
-  const Index mix = elements(1, shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks);
-  const auto bytes = [](Index of_tensors, Index weights) {
-    return checked_add(checked_mul(of_tensors, static_cast<Index>(sizeof(T))),
-                       checked_mul(weights, static_cast<Index>(sizeof(A))));
-  };
-  if (direction == Direction::backward) {
-    cost.bytes_read = bytes(queries + keys + values + outputs, mix);
-    cost.bytes_written = bytes(queries + keys + values, mix);
-  } else {
-    cost.bytes_read = bytes(queries + keys + values, mix);
-    cost.bytes_written = bytes(outputs, 0);
-  }
+  const Index mix = checked_mul(checked_mul(shape.mix_heads, shape.mix_query_blocks),
+                                checked_mul(shape.mix_key_blocks, Index{sizeof(A)}));
+  const Index operands = bytes(shape.heads, shape.query_tokens, shape.key_dim) +
+                         bytes(shape.kv_heads, shape.key_tokens, shape.key_dim + shape.value_dim);
+  const Index outputs = bytes(shape.heads, shape.query_tokens, shape.value_dim);
+  const bool backward = direction == Direction::backward;
+  cost.bytes_read = operands + mix + (backward ? outputs : 0);
+  cost.bytes_written = backward ? operands + mix : outputs;
   return cost;
 }
 

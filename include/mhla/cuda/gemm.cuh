@@ -12,6 +12,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/chip/divisor.hpp>
 #include <mhla/cuda/chip/launch.cuh>
+#include <mhla/cuda/copies.cuh>
 #include <mhla/cuda/device.hpp>
 #include <type_traits>
 
@@ -88,20 +89,12 @@ class BorrowedCublas {
 
 /// Fills with zeros.
 template <class A>
-struct ClearPanels {
-  Panels<A> panels;
-  Divisor rows;
-
-  MHLA_HOST_DEVICE void operator()(std::uint32_t number, const RowShare& share) const {
-    const std::uint32_t r = rows.divide(number);
-    for (Index col = share.first; col < panels.cols; col += share.step)
-      panels.row(number, r)[col] = A(0);
-  }
-};
-template <class A>
 void set_zero(const CudaDevice& device, const Panels<A>& panels) {
-  launch_rows(device, panels.count * panels.rows, panels.cols,
-              ClearPanels<A>{panels, Divisor(panels.rows)});
+  fill<A, 3>(device,
+             {panels.data,
+              {panels.count, panels.rows, panels.cols},
+              {panels.panel_stride, panels.stride, 1}},
+             A(0));
 }
 template <class A>
 struct ClearArray {

@@ -20,28 +20,11 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-struct Packs {
-  template <class T>
-  MHLA_HOST_DEVICE void operator()(T& element, T& sent) const {
-    sent = element;
-  }
-};
-struct Overwrites {
-  template <class T>
-  MHLA_HOST_DEVICE void operator()(T& element, T& received) const {
-    element = received;
-  }
-};
-struct Adds {
-  template <class T>
-  MHLA_HOST_DEVICE void operator()(T& element, T& received) const {
-    store(element, load(element) + load(received));
-  }
-};
+enum class Move { pack, overwrite, add };
 
 /// Moves a row of x: a head of a token in the box that holds all tokens of the message, if it is
 /// one of those. Its place among them is the number of them that come before it in the sequence.
-template <class T, class Move>
+template <class T, Move move>
 struct MoveRow {
   TensorView<T, 4> x;
   GridPart tokens;
@@ -63,35 +46,39 @@ struct MoveRow {
         grid.tokens_before(blocks.end(), token) - grid.tokens_before(blocks.first, token);
     T* const here = &x(unit / x.extent[1], unit % x.extent[1], token, 0);
     T* const there = message + (unit * count + place) * x.extent[3];
-    for (Index c = share.first; c < x.extent[3]; c += share.step)
-      Move{}(here[c * x.stride[3]], there[c]);
+    for (Index c = share.first; c < x.extent[3]; c += share.step) {
+      T& element = here[c * x.stride[3]];
+      if constexpr (move == Move::pack) there[c] = element;
+      if constexpr (move == Move::overwrite) element = there[c];
+      if constexpr (move == Move::add) store(element, load(element) + load(there[c]));
+    }
   }
 };
-template <class Move, class T>
+template <Move move, class T>
 void move_rows(const CudaDevice& device, const TensorView<T, 4>& x, const GridPart& tokens,
                T* message) {
   const GridBox box = tokens.grid.grid_box(tokens.blocks);
-  const MoveRow<T, Move> move{x,
+  const MoveRow<T, move> body{x,
                               tokens,
                               {box.begin[0], box.begin[1], box.begin[2]},
                               {{box.extent(0), box.extent(1), box.extent(2)}, {1, 1, 1}},
                               tokens.size(),
                               message};
-  launch_rows(device, x.extent[0] * x.extent[1] * move.box.num_tokens(), x.extent[3], move);
+  launch_rows(device, x.extent[0] * x.extent[1] * body.box.num_tokens(), x.extent[3], body);
 }
 
 template <class T>
 void HeadKernels<T>::pack(const CudaDevice& device, const TensorView<T, 4>& x,
                           const GridPart& tokens, T* message) {
-  move_rows<Packs>(device, x, tokens, message);
+  move_rows<Move::pack>(device, x, tokens, message);
 }
 template <class T>
 void HeadKernels<T>::unpack(const CudaDevice& device, T* message, const TensorView<T, 4>& x,
                             const GridPart& tokens, Update update) {
   if (update == Update::overwrite)
-    move_rows<Overwrites>(device, x, tokens, message);
+    move_rows<Move::overwrite>(device, x, tokens, message);
   else
-    move_rows<Adds>(device, x, tokens, message);
+    move_rows<Move::add>(device, x, tokens, message);
 }
 
 template <class T>

@@ -207,15 +207,6 @@ inline void mix_key_sums(const CudaDevice& device, const MixingShape& shape, boo
   machine::run(device, work.blocks(), MixKeySums{work, mixing, source, result});
 }
 
-/// dm += dz~ z^T
-inline void add_key_sum_products(const CudaDevice& device, const MixingShape& shape,
-                                 const SummaryRows<const float>& grad_mixed,
-                                 const SummaryRows<const float>& key_sums,
-                                 const MixingGradients& grad_mixing) {
-  const AddKeySumProducts body{shape, grad_mixed, key_sums, grad_mixing};
-  machine::run(device, body.blocks(), body);
-}
-
 }  // namespace cuda::fused
 
 MHLA_NAMESPACE_END

@@ -227,47 +227,31 @@ struct PairMemory {
   static constexpr int stage_bytes = Others::bytes + OtherValues::bytes;
 
   struct Layout {
-    RowBlocks<Rows> own_blocks;
-    RowBlocks<columns> other_blocks;
-    SharedArray<float> feature_flags;  // whether a warp found infinities among the others'
-    SharedArray<float> value_flags;
-    SharedArray<float> mixing;
-    SharedArray<QueryWeights> weights;  // of the others, three kinds
-    Own own;
-    OwnValues out;      // where all tiles were
-    Gradient gradient;  // where all but `own` were
-    OwnValues own_values;
-    Own own_plain;  // unrotated features
-    Others others_plain;
-    Others others;  // of the ring's first stage
-    OtherValues other_values;
-    int stages;
-    int bytes;
+    MHLA_HOST_DEVICE constexpr Layout() {}
+    SharedLayout layout{};
+    RowBlocks<Rows> own_blocks = layout.take<RowBlocks<Rows>>();
+    RowBlocks<columns> other_blocks = layout.take<RowBlocks<columns>>();
+    /// Whether a warp found infinities among the others' features, and values.
+    SharedArray<float> feature_flags = layout.take_array<float>(Warps);
+    SharedArray<float> value_flags = layout.take_array<float>(Warps);
+    SharedArray<float> mixing = layout.take_array<float>(max_kept_weights);
+    /// Of the others, three kinds.
+    SharedArray<QueryWeights> weights = layout.take_array<QueryWeights>(3 * columns);
+    SharedLayout at_end = layout;
+    OwnValues out = at_end.take<OwnValues>();  // where all tiles were
+    Own own = layout.take<Own>();
+    SharedLayout after_own = layout;
+    Gradient gradient = after_own.take<Gradient>();  // where all but `own` were
+    OwnValues own_values = layout.take<OwnValues>(has_own_values);
+    Own own_plain = layout.take<Own>(Traits::is_twofold && has_own_plain);  // unrotated features
+    Others others_plain = layout.take<Others>(Traits::is_twofold);
+    Others others = layout.take<Others>();  // of the ring's first stage
+    OtherValues other_values = layout.take<OtherValues>();
+    int stages = layout.bytes() + stage_bytes <= machine::max_shared_bytes ? 2 : 1;
+    std::uint32_t other_stages = layout.take_bytes((stages - 1) * stage_bytes);
+    int bytes = layout.go_past(at_end).go_past(after_own).bytes();
   };
-  static constexpr Layout make() {
-    SharedLayout layout;
-    Layout m{};
-    m.own_blocks = layout.take<RowBlocks<Rows>>();
-    m.other_blocks = layout.take<RowBlocks<columns>>();
-    m.feature_flags = layout.take_array<float>(Warps);
-    m.value_flags = layout.take_array<float>(Warps);
-    m.mixing = layout.take_array<float>(max_kept_weights);
-    m.weights = layout.take_array<QueryWeights>(3 * columns);
-    m.out.begin = static_cast<Shared>(layout.bytes());
-    m.own = layout.take<Own>();
-    m.gradient.begin = static_cast<Shared>(layout.bytes());
-    if (has_own_values) m.own_values = layout.take<OwnValues>();
-    if (Traits::is_twofold && has_own_plain) m.own_plain = layout.take<Own>();
-    if (Traits::is_twofold) m.others_plain = layout.take<Others>();
-    m.others = layout.take<Others>();
-    m.other_values = layout.take<OtherValues>();
-    m.stages = layout.bytes() + stage_bytes <= machine::max_shared_bytes ? 2 : 1;
-    for (const int end : {layout.bytes() + (m.stages - 1) * stage_bytes,
-                          static_cast<int>(m.out.begin) + OwnValues::bytes,
-                          static_cast<int>(m.gradient.begin) + Gradient::bytes})
-      m.bytes = end > m.bytes ? end : m.bytes;
-    return m;
-  }
+  static constexpr Layout make() { return {}; }
   static constexpr Layout at = make();
   static_assert(at.bytes <= machine::max_shared_bytes);
 

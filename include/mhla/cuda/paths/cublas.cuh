@@ -290,13 +290,13 @@ struct CublasPass {
                                      {Divisor(e.queries.of_block()), nullptr, plan.key_sums.data},
                                      A(0),
                                      plan.products.data});
+      fill<A, 1>(device, {plan.denominators.data, {rows}, {1}}, of.epsilon());
       for_each_mixing([&](const Mixing<V>& m) {
-        m.for_each_head([&](Index g) {  // den = m R
+        m.for_each_head([&](Index g) {  // den += m R
           multiply(device, m.queries_of(plan.denominators, g), m.matrix_of(plan.mixing),
-                   m.queries_of(plan.products, g));
+                   m.queries_of(plan.products, g), Into::add);
         });
       });
-      launch(device, rows, AddEpsilon<A>{of.epsilon(), plan.denominators.data});
     }
   }
 

@@ -201,9 +201,11 @@ struct SummaryPass {
       mix_matrix_gradient<T, backward_parts<V>>(device, s.shape(), plan.splits,
                                                 s.of_queries(plan.grad_mixed_summaries),
                                                 s.of_keys(plan.summaries), to);
-      if constexpr (normalizes<V>)
-        add_key_sum_products(device, s.key_sum_shape(), s.of_queries(plan.grad_mixed_key_sums),
-                             s.of_keys(plan.key_sums), to);
+      if constexpr (normalizes<V>) {
+        const AddKeySumProducts body{s.key_sum_shape(), s.of_queries(plan.grad_mixed_key_sums),
+                                     s.of_keys(plan.key_sums), to};
+        machine::run(device, body.blocks(), body);
+      }
     });
     add_own_mixing_gradient(of);
   }
