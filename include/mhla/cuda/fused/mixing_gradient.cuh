@@ -51,9 +51,6 @@ struct MultiplyMixedSummaries {
   MHLA_DEVICE static Factor factor(int stage, int which, int plane) {
     return {static_cast<Shared>(stage * stage_bytes + (which * Planes + plane) * Factor::bytes)};
   }
-  MHLA_DEVICE static int at_most_side(Index rows) {
-    return rows < Side ? static_cast<int>(rows) : Side;
-  }
 
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();
@@ -64,6 +61,7 @@ struct MultiplyMixedSummaries {
     rest /= work.query_tiles;
     const Index split = rest % work.splits;
     const Index part = rest / work.splits;  // unit and matrix
+    const auto at_most_side = [](Index n) { return n < Side ? static_cast<int>(n) : Side; };
     const int queries = at_most_side(work.query_blocks - i);
     const int keys = at_most_side(work.key_blocks - b);
     if (!work.sees(i + queries, b)) return;
@@ -73,24 +71,15 @@ struct MultiplyMixedSummaries {
                                 i * grad_mixed.row_stride;
     const T* const of_keys =
         summaries.data + unit * summaries.unit_stride + b * summaries.row_stride;
-    const auto copy = [&](Index step, int stage) {
-      const Index first = step * step_cols;
-      const Index left = work.width - first;
-      const int cols = left < step_cols ? static_cast<int>(left) : step_cols;
-      for (int plane = 0; plane < Planes; ++plane) {
-        copy_part<threads>(block, factor(stage, 0, plane),
-                           of_queries + plane * grad_mixed.plane_stride + first,
-                           grad_mixed.row_stride, 0, queries, cols, 0, Side);
-        copy_part<threads>(block, factor(stage, 1, plane),
-                           of_keys + plane * summaries.plane_stride + first, summaries.row_stride,
-                           0, keys, cols, 0, Side);
-      }
-    };
     Sum sum;
     const Index end = even_split(work.steps, work.splits, split + 1);
     Index step = even_split(work.steps, work.splits, split);
     if (step == end) return;
     int stage = 0;
+    const auto copy = [&](Index from, int to_stage) {
+      copy_columns(block, 0, of_queries, grad_mixed, queries, from, to_stage);
+      copy_columns(block, 1, of_keys, summaries, keys, from, to_stage);
+    };
     copy(step, stage);
     machine::commit_copies();
     for (; step < end; ++step) {
@@ -120,6 +109,19 @@ struct MultiplyMixedSummaries {
       add(row, col, first);
       add(row, col + 1, second);
     });
+  }
+
+ private:
+  /// Copies the columns of a step of `count` rows from `first` on, of one of both factors.
+  MHLA_DEVICE void copy_columns(const Block& block, int which, const T* first,
+                                const SummaryRows<const T>& rows, int count, Index step,
+                                int stage) const {
+    const Index left = work.width - step * step_cols;
+    const int cols = left < step_cols ? static_cast<int>(left) : step_cols;
+    for (int plane = 0; plane < Planes; ++plane)
+      copy_part<threads>(block, factor(stage, which, plane),
+                         first + plane * rows.plane_stride + step * step_cols, rows.row_stride, 0,
+                         count, cols, 0, Side);
   }
 };
 

@@ -9,8 +9,8 @@
 // r dP and c are large and nearly cancel if values have a common mean: W is rounded to 16 bits
 // after that, scaled by a power of two that keeps it in range. There is a kernel for each side,
 // which owns its sums, so that their order is fixed: quadratic_query_gradient.cuh, which also sums
-// dm, and passes r and c through memory to quadratic_key_gradient.cuh. If a rotation applies only to
-// the numerators' features, c's parts are separate sums. This file has what they share.
+// dm, and passes r and c through memory to quadratic_key_gradient.cuh. If a rotation applies only
+// to the numerators' features, c's parts are separate sums. This file has what they share.
 #pragma once
 
 #include <mhla/core/config.hpp>

@@ -130,7 +130,9 @@ struct KeyPairsGradient {
           add_tile(block, pairs, Memory::others(tile), Memory::other_values(tile), hides(tile), sum,
                    plain_sum);
         });
-    store_sums(block, ys, pairs.first_row, sum, plain_sum);
+    const Block anew = machine::known_anew(block);
+    store_sums(anew, of.template key_tile<rows>(anew), Pairs::first_row_of(anew, row_warps), sum,
+               plain_sum);
   }
 
  private:

@@ -488,7 +488,7 @@ MHLA_DEVICE void for_each_key_tile(const Block& block, const typename Kernel::Op
   for_each_tile<Memory::at.stages>(
       block, seen.tiles(),
       [&](int tile) {
-        const Block anew = reads_features ? block : machine::known_anew(block);
+        const Block anew = machine::known_anew(block);
         copy_tokens<threads>(anew, of.k.x, ys_of(tile), Memory::others(tile));
         copy_tokens<threads>(anew, of.v, ys_of(tile), Memory::other_values(tile));
       },
@@ -504,7 +504,8 @@ MHLA_DEVICE void for_each_key_tile(const Block& block, const typename Kernel::Op
         }
         if (is_first)
           make_flagged_features<threads, Side::queries>(block, of.q, xs, queries, false, Shared{0});
-        make_flagged_features<threads, Side::keys>(block, of.k, ys_of(tile), Memory::others(tile),
+        make_flagged_features<threads, Side::keys>(machine::known_anew(block), of.k, ys_of(tile),
+                                                   Memory::others(tile),
                                                    reads_features && hides(tile), flags);
         RowBlocks<columns>{Memory::at.other_blocks.begin}.look_up(block, of.k.x.table, of.packed,
                                                                   ys_of(tile));

@@ -192,26 +192,10 @@ struct QueryPairsGradient {
                    store_mixing);
         });
     if (wants_mixing) sums.mixing.finish(block, pairs, store_mixing);
-    if (!wants_query) return;
-
-    block.sync();  // tiles have been read
-    copy_tokens<threads>(block, of.q.x, xs, query_tile);
-    machine::commit_copies();
-    machine::wait_for_copies<0>();
-    const typename Memory::Gradient gradient{Memory::at.gradient.begin};
-    const float unscale = 1 / operands.gradient_scale;
-    if constexpr (is_twofold) {
-      unmake_sums<threads, Sum::cols>(
-          block, of.q, xs, query_tile, gradient, pairs.first_row, first_column_of(block),
-          sums.query, unscale, [&](int first_row) {
-            add_sums<Sum::cols>(block, gradient, first_row, first_column_of(block), sums.key,
-                                [&](int half) { return unscale * sums.c[half]; });
-          });
-    } else {
-      unmake_sums<threads, Sum::cols>(block, of.q, xs, query_tile, gradient, pairs.first_row,
-                                      first_column_of(block), sums.query, unscale, nullptr);
-    }
-    store_tokens<threads>(block, query_tile, dq, xs, update);
+    const Block anew = machine::known_anew(block);
+    if (wants_query)
+      store_query(anew, of.template query_tile<rows>(anew), Pairs::first_row_of(anew, row_warps),
+                  sums);
   }
 
  private:
@@ -264,6 +248,30 @@ struct QueryPairsGradient {
     const Index to = operands.row(xs.item, xs.head, xs.begin + row);
     machine::store_to(operands.weights + to, is_zero ? 0.0f : r);
     machine::store_to(operands.sum_weights + to, is_zero ? 0.0f : c);
+  }
+
+  MHLA_DEVICE void store_query(const Block& block, const TokenRange& xs, int first_row,
+                               Sums& sums) const {
+    const auto& of = operands.of;
+    const QueryTile query_tile{Memory::at.own.begin};
+    block.sync();  // tiles have been read
+    copy_tokens<threads>(block, of.q.x, xs, query_tile);
+    machine::commit_copies();
+    machine::wait_for_copies<0>();
+    const typename Memory::Gradient gradient{Memory::at.gradient.begin};
+    const float unscale = 1 / operands.gradient_scale;
+    if constexpr (is_twofold) {
+      unmake_sums<threads, Sum::cols>(
+          block, of.q, xs, query_tile, gradient, first_row, first_column_of(block), sums.query,
+          unscale, [&](int part_row) {
+            add_sums<Sum::cols>(block, gradient, part_row, first_column_of(block), sums.key,
+                                [&](int half) { return unscale * sums.c[half]; });
+          });
+    } else {
+      unmake_sums<threads, Sum::cols>(block, of.q, xs, query_tile, gradient, first_row,
+                                      first_column_of(block), sums.query, unscale, nullptr);
+    }
+    store_tokens<threads>(block, query_tile, dq, xs, update);
   }
 
   template <int Cols, class F>

@@ -53,30 +53,24 @@ struct SequenceSummaries {
     return of;
   }
   template <class T>
-  SummaryRows<T> of_keys(const Summaries<T>& summaries) const {
-    return key_rows(summaries.data, parts, summaries.plane, e.summary_size());
+  SummaryRows<T> of_keys(const Summaries<T>& of) const {
+    const Index size = e.summary_size();
+    return {of.data + keys.first_block * size, parts, of.plane,
+            e.keys.table.blocks * size,        size,  0};
   }
   template <class T>
-  SummaryRows<T> of_queries(const Summaries<T>& summaries) const {
-    return query_rows(summaries.data, parts, summaries.plane, e.summary_size());
+  SummaryRows<T> of_queries(const Summaries<T>& of) const {
+    const Index size = e.summary_size(), row = e.matrices * size,
+                unit = e.queries.table.blocks * row;
+    return {of.data + queries.first_block * row, parts, of.plane, unit, row, size};
   }
-  SummaryRows<float> of_keys(Span<float> key_sums) const {
-    return key_rows(key_sums.data, 1, 0, e.feature_dim);
+  SummaryRows<float> of_keys(Span<float> of) const {
+    const Index size = e.feature_dim;
+    return {of.data + keys.first_block * size, 1, 0, e.keys.table.blocks * size, size, 0};
   }
-  SummaryRows<float> of_queries(Span<float> key_sums) const {
-    return query_rows(key_sums.data, 1, 0, e.feature_dim);
-  }
-
- private:
-  template <class T>
-  SummaryRows<T> key_rows(T* data, int planes, Index plane, Index size) const {
-    return {data + keys.first_block * size, planes, plane, e.keys.table.blocks * size, size, 0};
-  }
-  template <class T>
-  SummaryRows<T> query_rows(T* data, int planes, Index plane, Index size) const {
-    const Index row = e.matrices * size;
-    return {data + queries.first_block * row, planes, plane,
-            e.queries.table.blocks * row,     row,    size};
+  SummaryRows<float> of_queries(Span<float> of) const {
+    const Index size = e.feature_dim, row = e.matrices * size, unit = e.queries.table.blocks * row;
+    return {of.data + queries.first_block * row, 1, 0, unit, row, size};
   }
 };
 
