@@ -30,7 +30,7 @@ enum class CudaPath {
   summaries,  ///< fused kernels over block summaries: linear in the tokens
   quadratic,  ///< fused kernels over pairs of tokens, without summaries: for short sequences
   resident    ///< a fused kernel whose block summaries stay in shared memory: few blocks, forward
-              ///< only
+              ///< only, not Causal
 };
 
 class CudaPlan;
