@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <mhla/cpu/pipeline.hpp>
+#include <mhla/cuda/paths/summaries.hpp>
 #include <mhla/packed.hpp>
 #include <string>
 #include <type_traits>
@@ -214,6 +215,15 @@ TEST_CASE("fused gradients: packed and padded batches", "[cuda]") {
   const std::vector<std::int32_t> offsets = {0, 1, 34, 34, 80};
   const Line<Causal> causal{.blocks = {.block = 20}};
   check<BFloat16, 64, 64>("packed", packed(causal, offsets), {1, 2, 1, 80, 80, 0, 0, 1, 3, 3});
+  // A short sequence adds its own tokens and blocks.
+  const auto bytes_of = [](const std::vector<std::int32_t>& starts) {
+    const auto variant = packed(Line<Causal>{.blocks = {.block = 1}}, starts);
+    const Index tokens = starts.back();
+    const auto problem = checked_problem(variant, {1, 8, 8, tokens, tokens, 64, 64, 1, 512, 512});
+    using Plan = cuda::fused::SummaryPlan<std::remove_const_t<decltype(variant)>, BFloat16>;
+    return cuda::plan_size<Plan>(variant, problem, 1, true);
+  };
+  CHECK(bytes_of({0, 512, 513}) < bytes_of({0, 512}) * 11 / 10);
   HostTensor<std::uint8_t, 2> mask(2, 50);
   for (Index n = 0; n < 2; ++n)
     for (Index t = 0; t < 50; ++t) mask(n, t) = (t + n) % 4 == 0 || t > 40 ? 0 : 1;

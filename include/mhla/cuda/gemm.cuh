@@ -74,7 +74,7 @@ class BorrowedCublas {
   BorrowedCublas& operator=(const BorrowedCublas&) = delete;
 
  private:
-  /// Saves the settings: what throws after it runs the destructor.
+  /// Saves the settings. An exception in the other constructor then runs the destructor.
   explicit BorrowedCublas(cublasHandle_t handle) : handle_(handle) {
     check_cublas(cublasGetStream(handle_, &stream_), "cublasGetStream");
     check_cublas(cublasGetPointerMode(handle_, &pointer_mode_), "cublasGetPointerMode");

@@ -52,7 +52,7 @@ struct ValueGradient {
   bool wanted;
 };
 
-/// Its shared memory, with a summary's columns, and those of own values, in slices.
+/// Shared memory of FeatureGradient, with a summary's columns, and those of own values, in slices.
 template <int KeyDim, int ValueDim, int Slice, int OwnSlice, bool adds_own>
 struct FeatureGradientMemory {
   static constexpr int rows = tile_rows(KeyDim);

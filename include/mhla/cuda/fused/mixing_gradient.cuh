@@ -112,7 +112,7 @@ struct MultiplyMixedSummaries {
   }
 
  private:
-  /// Copies the columns of a step of `count` rows from `first` on, of one of both factors.
+  /// Copies a step's columns of `count` rows, from `first` on, to a factor's tiles.
   MHLA_DEVICE void copy_columns(const Block& block, int which, const T* first,
                                 const SummaryRows<const T>& rows, int count, Index step,
                                 int stage) const {

@@ -77,7 +77,7 @@ struct OwnQueries {
   MHLA_DEVICE int head(int kv_head, int h) const { return kv_head * heads() + h; }
 };
 
-/// The weight of the pair of x's t-th token and y's j-th.
+/// Whether x's t-th token and y's j-th pair.
 template <class Own>
 MHLA_DEVICE bool counts(const TokenRange& x, int t, const TokenRange& y, int j) {
   return Own::later ? y.begin + j >= x.begin + t : y.begin + j <= x.begin + t;

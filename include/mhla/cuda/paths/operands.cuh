@@ -242,8 +242,8 @@ struct WriteMixingGradient {
 
   const A* parts;
   const A* own_parts;  // [parts, matrices, blocks]: the diagonal's, if own blocks are separate
-  Index count;  // matrices of all parts: of one of mix's all that are multiples of mix's apart
-  Index own_count;
+  Index count;         // matrices in `parts`, of which those of mix's h-th follow at mix's distance
+  Index own_count;     // in `own_parts`, likewise
   Index query_blocks;
   Index key_blocks;
   Sight sight;
@@ -303,8 +303,8 @@ struct WriteMixingGradient {
     return sum;
   }
 };
-/// dmix, if it is wanted, from `count` matrices of parts; `own_parts`, if not null, are those of
-/// the diagonal.
+/// dmix, if it is wanted, from `count` matrices of parts, and `own_count` of `own_parts`, those of
+/// the diagonal, if they are not null.
 template <class V, class T>
 void write_mixing_gradient(const BackwardCall<V, T>& call, const Extents<V>& e,
                            Span<Accumulator<T>> parts, Index count, const Accumulator<T>* own_parts,

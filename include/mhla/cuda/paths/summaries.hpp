@@ -53,14 +53,12 @@ bool mix_in_place(const V& variant, const Extents<V>& e) {
   return all;
 }
 
-/// Splits of dm's products: as many as fill the chip for the longest sequence.
+/// Splits of dm's products: as many as fill the chip for the longest sequence. A shorter one would
+/// take more, each with parts as large as the longest one's.
 template <class V>
-Index splits_of(const V& variant, const Extents<V>& e) {
-  Index most = 1;
-  for_each_sequence_side(variant, e, [&](const Sequence& queries, const Sequence& keys) {
-    most = (std::max)(most, MixingGradientWork(mixing_shape(e, queries, keys)).splits);
-  });
-  return most;
+Index splits_of(const Extents<V>& e) {
+  return MixingGradientWork(mixing_shape(e, {0, 0, 0, e.mix_rows}, {0, 0, 0, e.mix_columns}))
+      .splits;
 }
 
 /// Such a call's workspace; `T` is the storage type.
@@ -78,7 +76,7 @@ struct SummaryPlan : TablePlan<V, float, true> {
   Index feature_dim = extents.feature_dim;
   Index query_rows = extents.queries.count();
   Index grad_parts = checked_mul(extents.units(), extents.matrices);  // of dmix, in each split
-  Index splits = splits_of(this->variant, extents);
+  Index splits = splits_of(extents);
 
   Summaries<T> summaries = take_summaries(extents.key_summaries(), scale());
   Span<float> key_sums = take(extents.key_summaries(), feature_dim, normalizes<V>);
@@ -173,7 +171,7 @@ struct TokenCost {
     int planes = 1;     // of a summary that a tile is multiplied with
     double reads = 0;   // of summaries, where one is read more than once
     int gradients = 0;  // of the features, written
-    int values = 0;     // gradients of values, of features made besides
+    int values = 0;     // 1 if gradients of values are computed, too
   };
   KernelCost product(const char* name, const Side& x, const Product& by) const {
     const double d = size.key_dim, e = size.value_dim;
