@@ -53,8 +53,8 @@ bool mix_in_place(const V& variant, const Extents<V>& e) {
   return all;
 }
 
-/// Splits of dm's products: as many as fill the chip for the longest sequence. A shorter one would
-/// take more, each with parts as large as the longest one's.
+/// Splits of dm's products: enough for the longest sequence to fill the chip. Each split's parts
+/// have the size of that sequence, so that more of them for shorter ones would waste memory.
 template <class V>
 Index splits_of(const Extents<V>& e) {
   return MixingGradientWork(mixing_shape(e, {0, 0, 0, e.mix_rows}, {0, 0, 0, e.mix_columns}))
