@@ -72,9 +72,9 @@ Placed place_again(const Case& random, Draw layout) {
   return place(random, random.problem.numbers.fast ? &layout : nullptr);
 }
 
-// y again, with a NaN somewhere in q, k or v. Where Precision::fast decides by all columns of v
-// whether to round a head, those without the NaN are near what is expected; otherwise they keep
-// their bits.
+// y again, with a NaN somewhere in q, k or v. What the NaN does not reach keeps its bits. Under
+// Bidirectional, Precision::fast decides by all columns of v whether a head is rounded: there the
+// columns without the NaN must be near what is expected.
 void poison(Draw& draw, const Case& random, const Draw& layout, const Dense<double>& y,
             const Dense<Estimate>& expected, Tally& tally) {
   Case poisoned = random;

@@ -34,7 +34,7 @@ enum class Map { VARIANTS_FEATURE_MAPS(VARIANTS_ENUMERATOR) };
 inline constexpr const char* map_names[] = {VARIANTS_FEATURE_MAPS(VARIANTS_NAME)};
 #undef VARIANTS_NAME
 inline constexpr int num_maps = int(std::size(map_names));
-/// Maps whose features are 0, or an epsilon, for x <= 0.
+/// Whether features are 0, or an epsilon, for x <= 0.
 constexpr bool is_rectified(Map map) { return map == Map::relu || map == Map::squared_relu; }
 
 enum class Rotation { none, half_split, axial };

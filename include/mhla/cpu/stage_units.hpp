@@ -32,7 +32,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Units hold sums that one stage writes and the others read: a view for those that read.
+/// A view by which a Unit, whose sums are not const, holds sums that its stage only reads.
 template <class A>
 TensorView<A, 2> read_only(const TensorView<const A, 2>& rows) {
   return {const_cast<A*>(rows.data),
@@ -40,7 +40,7 @@ TensorView<A, 2> read_only(const TensorView<const A, 2>& rows) {
           {rows.stride[0], rows.stride[1]}};
 }
 
-/// Rows that `from` lacks are 0.
+/// Copies sums, block by block; rows of `to` that `from` lacks become 0.
 template <class A>
 void copy_sums(const SummaryRows<A>& from, const SummaryRows<A>& to) {
   for (Index b = 0; b < from.summaries.rows; ++b) {
@@ -51,7 +51,8 @@ void copy_sums(const SummaryRows<A>& from, const SummaryRows<A>& to) {
     set_zero(to.summary(b), to.key_sum(b));
 }
 
-/// Whether blocks before a stage's leave states; it may have no blocks.
+/// Whether a recurrence has states before a stage's first block, also where the stage has no
+/// blocks.
 inline bool has_states_before(const Problem& problem) {
   const Index first = problem.queries.first;
   return first > 0 && first < problem.query_grid.num_blocks();
@@ -65,12 +66,12 @@ struct StageUnit {
   Index at;
   const UnitMemory<A>& memory;
 
-  /// Its sums in rows that have those of all units, side by side,
+  /// The unit's sums, in `rows` [blocks, (sums of every unit)].
   template <class Sum>
   SummaryRows<Sum> sums(const TensorView<Sum, 2>& rows, Orientation orientation) const {
     return sums_at(at, rows, orientation);
   }
-  /// and those of each of its matrices.
+  /// A function from a matrix to the unit's sums by it, in `rows` [blocks, (units, matrices)].
   template <class Sum>
   auto matrix_sums(const TensorView<Sum, 2>& rows, Orientation orientation) const {
     return [this, rows, orientation](Index matrix) {
@@ -78,7 +79,7 @@ struct StageUnit {
     };
   }
 
-  /// The unit with these summaries,
+  /// The unit's blocks, with `summaries`.
   Unit<A> with(const SummaryRows<A>& summaries, Orientation orientation) const {
     const Problem& problem = plan.problem;
     const Index item = at / problem.shape.kv_heads;
@@ -99,12 +100,12 @@ struct StageUnit {
             {},
             all - queries};
   }
-  /// with the caller's,
+  /// The unit with the caller's sums, where they are, and states.
   Unit<A> with(const Sums<A>& of) const {
-    constexpr Orientation straight = Orientation::not_transposed;
-    return with_states(of, with(sums(read_only(of.summaries), straight), straight));
+    constexpr Orientation orientation = Orientation::not_transposed;
+    return with_states(of, with(sums(read_only(of.summaries), orientation), orientation));
   }
-  /// or with these transposed, in its own memory.
+  /// The unit with the caller's sums transposed into its own memory, and states.
   Unit<A> with_transposed(const Sums<A>& of, const ExecutorRef& loop) const {
     const Unit<A> unit = with(summary_rows<L>(plan.extents, plan.problem.key_blocks,
                                               memory.summaries.data, Orientation::transposed),
@@ -149,8 +150,7 @@ struct StageUnit {
     sums.summaries.stride = sums.key_sums.stride = rows.stride[0];
     return sums;
   }
-  /// By a recurrence, with the states before the unit, not transposed, and if the stage advances
-  /// them those after it.
+  /// Of a recurrence, adds the states before the unit and, if the stage advances them, those after.
   Unit<A> with_states(const Sums<A>& of, Unit<A> unit) const {
     if constexpr (is_structured<L>) {
       const Problem& problem = plan.problem;

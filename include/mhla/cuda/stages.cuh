@@ -234,8 +234,8 @@ void StageKernels<V, T>::clear_tensor(const CudaDevice& device, const TensorView
   fill(device, tensor, A(0));
 }
 
-/// An element of rows of sums, and where it travels: S as bfloat16, z after all of S. The one that
-/// is read is const.
+/// Moves an element between rows of sums and bytes that travel: all of S as bfloat16, then all of
+/// z. With const Sum it rounds, with const Byte it widens.
 template <class Sum, class Byte>
 struct RoundSums {
   using A = std::remove_const_t<Sum>;
@@ -251,14 +251,14 @@ struct RoundSums {
     const Index unit = element / (of.summary + of.key_sum);
     const Index c = element % (of.summary + of.key_sum);
     if (c < of.summary)
-      move(rows(row, element), of_row<BFloat16>(row, 0)[unit * of.summary + c]);
+      move(rows(row, element), place<BFloat16>(row, 0)[unit * of.summary + c]);
     else
-      move(rows(row, element), of_row<A>(row, key_sums)[unit * of.key_sum + c - of.summary]);
+      move(rows(row, element), place<A>(row, key_sums)[unit * of.key_sum + c - of.summary]);
   }
 
  private:
   template <class X>
-  MHLA_HOST_DEVICE auto* of_row(Index row, Index first) const {
+  MHLA_HOST_DEVICE auto* place(Index row, Index first) const {
     return reinterpret_cast<std::conditional_t<std::is_const_v<Byte>, const X, X>*>(
         travelling + row * bytes + first);
   }
