@@ -10,7 +10,7 @@
 #include <cmath>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/square_scale.hpp>
+#include <mhla/core/scalar.hpp>
 #include <mhla/mixing_fit/box.hpp>
 #include <vector>
 

@@ -13,7 +13,7 @@
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/square_scale.hpp>
+#include <mhla/core/scalar.hpp>
 #include <mhla/mixing_fit/box.hpp>
 #include <mhla/mixing_fit/two_factors.hpp>
 #include <mhla/policy/mixing.hpp>
