@@ -100,13 +100,10 @@ class ForkJoin {
   /// Runs task(0, slot), ..., task(tasks - 1, slot) and returns when all are done: see Executor.
   void parallel_for(Index tasks, TaskRef task) const {
     if (tasks <= 0) return;
-    const auto run_all = [&](Index slot) {
-      for (Index i = 0; i < tasks; ++i) task(i, slot);
-    };
     const Index own = slot_of_this_thread();
-    if (own >= 0) return run_all(own);
+    if (own >= 0) return SerialExecutor::parallel_for(tasks, [&](Index i, Index) { task(i, own); });
     const Turn turn(*this);
-    if (tasks == 1 || workers_.empty()) return run_all(0);
+    if (tasks == 1 || workers_.empty()) return SerialExecutor::parallel_for(tasks, task);
     DrawnTasks call{task, tasks};
     call_ = &call;
     epoch_.fetch_add(1);  // opens

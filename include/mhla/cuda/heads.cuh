@@ -84,8 +84,8 @@ void HeadKernels<T>::unpack(const CudaDevice& device, const T* message, const Te
 }
 
 template <class T>
-void HeadKernels<T>::copy_tensor(const CudaDevice& device, const TensorView<const A, 3>& from,
-                                 const TensorView<A, 3>& to) {
+void HeadKernels<T>::copy_tensor(const CudaDevice& device, const TensorView<const A, 4>& from,
+                                 const TensorView<A, 4>& to) {
   cuda::copy(device, from, to);
 }
 template <class T>

@@ -28,8 +28,8 @@ struct HeadKernels {
   /// The other way round.
   static void unpack(const CudaDevice& device, const T* message, const TensorView<T, 4>& x,
                      const GridPart* tokens, Update update);
-  static void copy_tensor(const CudaDevice& device, const TensorView<const A, 3>& from,
-                          const TensorView<A, 3>& to);
+  static void copy_tensor(const CudaDevice& device, const TensorView<const A, 4>& from,
+                          const TensorView<A, 4>& to);
   static void clear_tensor(const CudaDevice& device, const TensorView<A, 3>& tensor);
   static void fill(const CudaDevice& device, const TensorView<T, 4>& tensor, T value);
   /// Throws unless CUDA knows it.

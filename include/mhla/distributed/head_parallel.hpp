@@ -260,24 +260,23 @@ class HeadParallel : ParallelErrors {
     want(dq, memory.dq, query_tokens_, of_own_heads.query);
     want(dk, memory.dk, key_tokens_, of_own_heads.key);
     want(dv, memory.dv, key_tokens_, of_own_heads.value);
-    if (dmix.wanted) of_own_heads.mix = memory.dmix;
+    if (dmix.wanted) of_own_heads.mix = as_mix(memory.dmix);
     const bool gives_dmix = dmix.wanted && heads_.gives_dmix();
-    for (Index n = 0; n < items() && gives_dmix && update == Update::accumulate; ++n)
-      H::Kernels::copy_tensor(executor, matrices(dmix.view, n), item_of(memory.dmix, n));
+    if (gives_dmix && update == Update::accumulate)
+      H::Kernels::copy_tensor(executor, matrices(dmix.view), memory.dmix);
     heads_.backward(executor, exchange_, of_heads(executor, x, memory), memory.y, of_own_heads,
                     update, memory.scratch);
     exchange_.run(executor, Division::by_tokens, to_tokens, update, memory.buffer);
     if (dmix.wanted && update == Update::overwrite) H::Kernels::clear_tensor(executor, dmix.view);
-    for (Index n = 0; n < items() && gives_dmix; ++n)
-      H::Kernels::copy_tensor(executor, item_of(memory.dmix, n), matrices(dmix.view, n));
+    if (gives_dmix) H::Kernels::copy_tensor(executor, memory.dmix, matrices(dmix.view));
   }
 
  private:
   struct Memory {
     TensorView<T, 4> q, k, v, y;  // [batch, this rank's heads, all tokens, dim]; y or dy
     TensorView<T, 4> dq, dk, dv;
-    TensorView<A, 3> mix;   // of this rank's heads, if every item has its own
-    TensorView<A, 3> dmix;  // if this rank gives it
+    TensorView<A, 4> mix;   // [items, this rank's heads, ..], if every item has its own
+    TensorView<A, 4> dmix;  // likewise, if this rank gives it
     Span<T> buffer;
     WorkspaceView scratch;  // of the pass
   };
@@ -309,30 +308,32 @@ class HeadParallel : ParallelErrors {
     return problem;
   }
 
-  // The matrices of this rank's heads in one of mix's shape: those of an item, if each has its own.
+  // The matrices of this rank's heads in one of mix's shape: [items, heads, rows, columns], where
+  // there is one item unless each has its own.
   template <class M>
-  TensorView<M, 3> matrices(TensorView<M, 3> all, Index item) const {
-    if (whole_.mix_heads == 1) return all;
-    const BlockRange heads = exchange_.heads_of(communicator_->rank(), whole_.heads);
-    if (all.data != nullptr) all.data += (item * whole_.heads + heads.first) * all.stride[0];
-    all.extent[0] = heads.count;
-    return all;
+  TensorView<M, 4> matrices(const TensorView<M, 3>& all) const {
+    BlockRange heads{0, 1};
+    if (whole_.mix_heads != 1) heads = exchange_.heads_of(communicator_->rank(), whole_.heads);
+    const Index step = all.stride[0];
+    return {all.data == nullptr ? nullptr : all.data + heads.first * step,
+            {items(), heads.count, all.extent[1], all.extent[2]},
+            {whole_.heads * step, step, all.stride[1], all.stride[2]}};
   }
   Index items() const { return whole_.mix_per_item() ? whole_.batch : 1; }
-  TensorView<A, 3> item_of(TensorView<A, 3> own, Index item) const {
-    own.extent[0] /= items();
-    if (own.data != nullptr) own.data += item * own.extent[0] * own.stride[0];
-    return own;
+  // Those of one item, or of all in memory of their own, as a mix.
+  template <class M>
+  static TensorView<M, 3> as_mix(const TensorView<M, 4>& own) {
+    return {own.data,
+            {own.extent[0] * own.extent[1], own.extent[2], own.extent[3]},
+            {own.stride[1], own.stride[2], own.stride[3]}};
   }
   template <class E>
   OperandViews<T> of_heads(const E& executor, const OperandViews<T>& x,
                            const Memory& memory) const {
-    if (!whole_.mix_per_item()) return {memory.q, memory.k, memory.v, matrices(x.mix, 0)};
-    for (Index n = 0; n < whole_.batch; ++n)
-      H::Kernels::copy_tensor(executor, matrices(x.mix, n), item_of(memory.mix, n));
-    return {memory.q, memory.k, memory.v, memory.mix};
+    if (!whole_.mix_per_item()) return {memory.q, memory.k, memory.v, as_mix(matrices(x.mix))};
+    H::Kernels::copy_tensor(executor, matrices(x.mix), memory.mix);
+    return {memory.q, memory.k, memory.v, as_mix(memory.mix)};
   }
-
   Tensors operands(const OperandViews<T>& x, const Memory& memory) const {
     return {{x.q, memory.q, &query_tokens_},
             {x.k, memory.k, &key_tokens_},
@@ -355,7 +356,8 @@ class HeadParallel : ParallelErrors {
       return arena.take_tensor<T>(s.batch, s.kv_heads, s.key_tokens, dim);
     };
     const auto matrices = [&] {
-      return arena.take_tensor<A>(s.mix_heads, s.mix_query_blocks, s.mix_key_blocks);
+      return arena.take_tensor<A>(items(), whole_.mix_heads == 1 ? 1 : s.heads, s.mix_query_blocks,
+                                  s.mix_key_blocks);
     };
     Memory memory;
     memory.q = queries(s.key_dim);

@@ -144,7 +144,13 @@ class SequenceParallel : ParallelErrors {
       if (masks.query.data != nullptr)
         stages_.count_used_queries(query_blocks(), masks.query, queries);
       if (masks.key.data != nullptr) stages_.count_used_keys(key_blocks(), masks.key, keys);
-      maximum_over_ranks(*counts);
+      const auto size = static_cast<Index>(counts->size());
+      const std::vector<Index> all =
+          gather_all(*communicator_, Span<const Index>{counts->data(), size});
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        Index& most = (*counts)[i % counts->size()];
+        most = (std::max)(most, all[i]);
+      }
     }
     return SequenceParallel<PaddedStages, C>(*this, Padded<V>(attention_, masks),
                                              stages_.padded({masks, queries, keys}), counts);
@@ -168,7 +174,7 @@ class SequenceParallel : ParallelErrors {
   template <class E>
   requires S::template runs_on<E> Index forward_workspace_size(const E& executor) const {
     Arena arena;
-    lay_out_forward(arena, executor);
+    lay_out(arena, executor, false);
     return arena.used();
   }
   /// Bytes of workspace of backward.
@@ -176,7 +182,7 @@ class SequenceParallel : ParallelErrors {
   requires S::template runs_on<E> Index backward_workspace_size(const E& executor) const {
     if (stages_.may_round()) return exact().backward_workspace_size(executor);
     Arena arena;
-    lay_out_backward(arena, executor);
+    lay_out(arena, executor, true);
     return arena.used();
   }
 
@@ -192,7 +198,7 @@ class SequenceParallel : ParallelErrors {
                         require_forward(attention_, local_, x, y, workspace, kept_bytes(keep)));
       require_workspace(workspace, forward_workspace_size(executor), "mhla::SequenceParallel",
                         "forward_workspace_size says how many it takes");
-      return lay_out_forward(arena, executor);
+      return lay_out(arena, executor, false);
     });
     if (keep.size > 0) {
       memory.summaries.data = keep.data;
@@ -228,7 +234,7 @@ class SequenceParallel : ParallelErrors {
                                                    kept_bytes(kept)));
       require_workspace(workspace, backward_workspace_size(executor), "mhla::SequenceParallel",
                         "backward_workspace_size says how many it takes");
-      return lay_out_backward(arena, executor);
+      return lay_out(arena, executor, true);
     });
     Sums<A> sums{memory.summaries, memory.states};
     if (kept.size == 0) {
@@ -365,15 +371,6 @@ class SequenceParallel : ParallelErrors {
         local_(unpadded.local_),
         used_((std::move)(used)) {}
 
-  void maximum_over_ranks(std::vector<Index>& counts) const {
-    const std::vector<Index> all = gather_all(
-        *communicator_, Span<const Index>{counts.data(), static_cast<Index>(counts.size())});
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      Index& most = counts[i % counts.size()];
-      most = (std::max)(most, all[i]);
-    }
-  }
-
   S agreed_stages() const {
     Agreement agreement("sequence_parallel");
     add_call<T>(agreement, attention_, whole_, queries_, keys_, S::compared);
@@ -414,54 +411,39 @@ class SequenceParallel : ParallelErrors {
   }
 
   template <class E>
-  Index scratch_of_summarize(const E& executor) const {
-    Index most = 0;
-    for (Index piece = 0; piece < pieces(); ++piece)
-      most = (std::max)(most, stages_.workspace_size(Stage::summarize, executor,
-                                                     piece_of(key_blocks(), piece, pieces())));
-    return most;
-  }
-  TensorView<A, 2> take_states(Arena& arena) const {
-    return arena.take_tensor<A>(stages_.num_states(), stages_.mixture_size());
-  }
-  void take_sums(Arena& arena, Memory& memory) const {
-    memory.summaries = arena.take_tensor<A>(read_keys().count, stages_.summary_size());
-    memory.states = take_states(arena);
-    memory.next = take_states(arena);
-  }
-  template <class E>
-  Memory lay_out_forward(Arena& arena, const E& executor) const {
-    Memory memory;
-    take_sums(arena, memory);
-    memory.wire = arena.take<std::byte>(wire_bytes(read_keys(), stages_.summary_size()));
-    memory.scratch = arena.take_bytes(
-        (std::max)(scratch_of_summarize(executor),
-                   stages_.workspace_size(Stage::read_out, executor, query_blocks())));
-    return memory;
-  }
-  template <class E>
-  Memory lay_out_backward(Arena& arena, const E& executor) const {
+  Memory lay_out(Arena& arena, const E& executor, bool backward) const {
     const auto stage = [&](Stage name, const BlockRange& blocks, const BlockRange& keys = {}) {
       return stages_.workspace_size(name, executor, blocks, keys);
     };
+    const auto states = [&] {
+      return arena.take_tensor<A>(stages_.num_states(), stages_.mixture_size());
+    };
     Memory memory;
-    take_sums(arena, memory);
-    memory.state_gradients = take_states(arena);
-    memory.next_gradients = take_states(arena);
-    memory.wire =
-        arena.take<std::byte>((std::max)(wire_bytes(read_keys(), stages_.summary_size()),
-                                         wire_bytes(read_queries(), stages_.mixture_size())));
-    memory.mixtures = arena.take_tensor<A>(read_queries().count, stages_.mixture_size());
-    memory.denominators = arena.take_tensor<A>(query_blocks().count, stages_.denominator_size());
-    memory.summary_gradients = arena.take_tensor<A>(key_blocks().count, stages_.summary_size());
-    const Shape& s = local_;
-    memory.query_gradient = arena.take_tensor<T>(s.batch, s.heads, s.query_tokens, s.key_dim);
-    memory.mix_gradient =
-        arena.take_tensor<A>(s.mix_heads, stages_.mix_rows(query_blocks()).count, s.mix_key_blocks);
-    memory.scratch = arena.take_bytes(
-        (std::max)({scratch_of_summarize(executor), stage(Stage::read_out_gradient, query_blocks()),
-                    recurs ? 0 : stage(Stage::mix_gradient, read_queries(), key_blocks()),
-                    stage(Stage::summarize_gradient, key_blocks())}));
+    memory.summaries = arena.take_tensor<A>(read_keys().count, stages_.summary_size());
+    memory.states = states();
+    memory.next = states();
+    Index wire = wire_bytes(read_keys(), stages_.summary_size());
+    Index scratch = backward ? 0 : stage(Stage::read_out, query_blocks());
+    for (Index piece = 0; piece < pieces(); ++piece)
+      scratch =
+          (std::max)(scratch, stage(Stage::summarize, piece_of(key_blocks(), piece, pieces())));
+    if (backward) {
+      memory.state_gradients = states();
+      memory.next_gradients = states();
+      memory.mixtures = arena.take_tensor<A>(read_queries().count, stages_.mixture_size());
+      memory.denominators = arena.take_tensor<A>(query_blocks().count, stages_.denominator_size());
+      memory.summary_gradients = arena.take_tensor<A>(key_blocks().count, stages_.summary_size());
+      const Shape& s = local_;
+      memory.query_gradient = arena.take_tensor<T>(s.batch, s.heads, s.query_tokens, s.key_dim);
+      memory.mix_gradient = arena.take_tensor<A>(
+          s.mix_heads, stages_.mix_rows(query_blocks()).count, s.mix_key_blocks);
+      wire = (std::max)(wire, wire_bytes(read_queries(), stages_.mixture_size()));
+      scratch = (std::max)({scratch, stage(Stage::read_out_gradient, query_blocks()),
+                            recurs ? 0 : stage(Stage::mix_gradient, read_queries(), key_blocks()),
+                            stage(Stage::summarize_gradient, key_blocks())});
+    }
+    memory.wire = arena.take<std::byte>(wire);
+    memory.scratch = arena.take_bytes(scratch);
     return memory;
   }
 
