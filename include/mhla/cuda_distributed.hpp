@@ -4,8 +4,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <initializer_list>
 #include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
-// An executor with threads of its own, which share the tasks of each call. It is the caller's
-// object; the library itself makes no threads. Between calls its threads spin for a moment, so that
-// a fork costs less than with a pool that sleeps.
+// An executor with threads of its own. It is the caller's object; the library makes no threads.
 #pragma once
 
 #include <algorithm>

@@ -19,13 +19,6 @@ MHLA_NAMESPACE_BEGIN
 // whatever type its owner gave it, as through char.
 
 /// \cond INTERNAL
-struct [[gnu::may_alias]] BFloat16;
-struct [[gnu::may_alias]] Half;
-MHLA_HOST_DEVICE inline float load(BFloat16 stored);
-MHLA_HOST_DEVICE inline float load(Half stored);
-MHLA_HOST_DEVICE inline void store(BFloat16& stored, float value);
-MHLA_HOST_DEVICE inline void store(Half& stored, float value);
-
 namespace scalar_traits {
 template <class To, class From>
 MHLA_HOST_DEVICE To reinterpret(From from) {

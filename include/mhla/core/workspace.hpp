@@ -12,7 +12,6 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <new>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>

@@ -65,18 +65,18 @@ class HeadsExchange {
   template <class Executor>
   void run(const Executor& executor, Division to, const std::vector<Tensor>& tensors, Update update,
            Span<T> buffer) const {
-    const auto sent = to == Division::by_heads ? Division::by_tokens : Division::by_heads;
-    const auto [sent_parts, sent_elements] = parts(sent, tensors, &Tensor::from);
-    T* const out = buffer.data;
-    T* const in = out + sent_elements;
-    for_each_piece(sent, tensors, &Tensor::from, [&](const auto& piece, Index first) {
-      H::Kernels::pack(executor, piece.tensor, piece.tokens, out + first);
-    });
-    communicator_->all_to_all(out, sent_parts, in, parts(to, tensors, &Tensor::to).first);
+    Parts sent(communicator_->size());
+    Parts received(communicator_->size());
+    Index end = 0;
+    const auto division = to == Division::by_heads ? Division::by_tokens : Division::by_heads;
+    const auto pieces_sent = pieces(division, tensors, &Tensor::from, sent, end);
+    const auto pieces_received = pieces(to, tensors, &Tensor::to, received, end);
+    for (const auto& piece : pieces_sent)
+      H::Kernels::pack(executor, piece.tensor, piece.tokens, buffer.data + piece.first);
+    communicator_->all_to_all(buffer.data, sent, buffer.data, received);
     if (to == Division::by_tokens) confirm(*communicator_);
-    for_each_piece(to, tensors, &Tensor::to, [&](const auto& piece, Index first) {
-      H::Kernels::unpack(executor, in + first, piece.tensor, piece.tokens, update);
-    });
+    for (const auto& piece : pieces_received)
+      H::Kernels::unpack(executor, buffer.data + piece.first, piece.tensor, piece.tokens, update);
   }
 
  private:
@@ -85,48 +85,36 @@ class HeadsExchange {
   struct Piece {
     TensorView<X, 4> tensor;  // [batch, heads, .., dim]
     const Tokens* tokens;     // null: all in turn
-
-    Index elements() const {
-      const Index count = tokens == nullptr ? tensor.extent[2] : static_cast<Index>(tokens->size());
-      return tensor.extent[0] * tensor.extent[1] * count * tensor.extent[3];
-    }
+    Index first;              // element in the buffer
   };
-  template <class X>
-  Piece<X> piece(Division division, TensorView<X, 4> tensor, const std::vector<Tokens>& tokens,
-                 Index rank) const {
-    if (division == Division::by_heads) return {tensor, &tokens[static_cast<std::size_t>(rank)]};
-    const BlockRange heads = heads_of(rank, tensor.extent[1]);
-    if (tensor.data != nullptr) tensor.data += heads.first * tensor.stride[1];
-    tensor.extent[1] = heads.count;
-    return {tensor, nullptr};
-  }
 
-  // Calls visit(piece, its first element in the message) for what is exchanged with each rank: all
-  // tensors' pieces, one after the other.
-  template <class X, class Visit>
-  void for_each_piece(Division division, const std::vector<Tensor>& tensors,
-                      TensorView<X, 4> Tensor::*side, const Visit& visit) const {
-    Index end = 0;
-    for (Index r = 0; r < communicator_->size(); ++r)
-      for (const Tensor& tensor : tensors) {
-        const Piece<X> part = piece(division, tensor.*side, *tensor.tokens, r);
-        if (part.elements() > 0) visit(part, end);
-        end += part.elements();
-      }
-  }
-  // Those of each rank in the message, and all its elements.
+  // The pieces that are exchanged with each rank, all tensors', and which part of the buffer, from
+  // `end` on, they take together.
   template <class X>
-  std::pair<Parts, Index> parts(Division division, const std::vector<Tensor>& tensors,
-                                TensorView<X, 4> Tensor::*side) const {
-    Parts all(communicator_->size());
-    Index elements = 0;
+  std::vector<Piece<X>> pieces(Division division, const std::vector<Tensor>& tensors,
+                               TensorView<X, 4> Tensor::*side, Parts& parts, Index& end) const {
+    std::vector<Piece<X>> all;
     for (Index r = 0; r < communicator_->size(); ++r) {
-      const Index first = elements;
-      for (const Tensor& tensor : tensors)
-        elements += piece(division, tensor.*side, *tensor.tokens, r).elements();
-      all[r] = {first * element_bytes, (elements - first) * element_bytes};
+      const Index begin = end;
+      for (const Tensor& tensor : tensors) {
+        Piece<X> piece{tensor.*side, nullptr, end};
+        TensorView<X, 4>& part = piece.tensor;
+        Index tokens = part.extent[2];
+        if (division == Division::by_heads) {
+          piece.tokens = &(*tensor.tokens)[static_cast<std::size_t>(r)];
+          tokens = static_cast<Index>(piece.tokens->size());
+        } else {
+          const BlockRange heads = heads_of(r, part.extent[1]);
+          if (part.data != nullptr) part.data += heads.first * part.stride[1];
+          part.extent[1] = heads.count;
+        }
+        const Index elements = part.extent[0] * part.extent[1] * tokens * part.extent[3];
+        if (elements > 0) all.push_back(piece);
+        end += elements;
+      }
+      parts[r] = {begin * element_bytes, (end - begin) * element_bytes};
     }
-    return {all, elements};
+    return all;
   }
 
   const C* communicator_;

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
@@ -87,7 +86,7 @@ void exchange_sums(const C& communicator, const Executor& executor, const Shared
     return piece_of(of.shares[static_cast<std::size_t>(r)], piece, pieces);
   };
 
-  const auto post = [&](Index piece, const auto& send_sums) {
+  const auto send = [&](Index piece) {  // returns what to wait for, if the communicator overlaps
     const BlockRange own = piece_at(rank, piece);
     make(own);
     const Part mine = of.part(own, rank, origin);
@@ -101,24 +100,22 @@ void exchange_sums(const C& communicator, const Executor& executor, const Shared
       to[r] = of.part(own, r, own.first);
       from[r] = of.part(piece_at(r, piece), rank, origin);
     }
-    return send_sums(bytes + mine.first, to, from, mine);
-  };
-  if constexpr (OverlapsMessages<C>) {
-    const auto start = [&](Index piece) {
-      return post(piece,
-                  [&](const std::byte* sent, const Parts& to, const Parts& from, const Part&) {
-                    return communicator.start_all_to_all(sent, to, bytes, from);
-                  });
-    };
-    std::vector<decltype(start(0))> under_way;
-    for (Index piece = 0; piece < pieces; ++piece) under_way.push_back(start(piece));
-    for (auto& message : under_way) message.wait();
-  } else {
-    post(0, [&](const std::byte* sent, const Parts& to, Parts& from, const Part& mine) {
-      if (!of.read_by_all()) return communicator.all_to_all(sent, to, bytes, from);
+    const std::byte* const sent = bytes + mine.first;
+    if constexpr (OverlapsMessages<C>) {
+      return communicator.start_all_to_all(sent, to, bytes, from);
+    } else if (of.read_by_all()) {
       from[rank] = mine;
       communicator.all_gather(sent, bytes, from);
-    });
+    } else {
+      communicator.all_to_all(sent, to, bytes, from);
+    }
+  };
+  if constexpr (OverlapsMessages<C>) {
+    std::vector<decltype(send(0))> under_way;
+    for (Index piece = 0; piece < pieces; ++piece) under_way.push_back(send(piece));
+    for (auto& message : under_way) message.wait();
+  } else {
+    send(0);
   }
   if (rounds) Kernels::widen_rows(executor, of.layout, bytes, of.rows);
 }
