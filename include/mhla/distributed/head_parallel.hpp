@@ -158,14 +158,12 @@ class HeadParallel : ParallelErrors {
                Shares keys = {})
       : communicator_(&communicator),
         attention_(attention),
-        whole_(whole),
-        whole_problem_(agreed_problem(queries, keys.empty() ? queries : keys)),
-        query_tokens_(tokens_of_ranks(query_list(attention, whole_problem_), queries)),
-        key_tokens_(
-            tokens_of_ranks(key_list(attention, whole_problem_), keys.empty() ? queries : keys)),
+        whole_(agreed_problem(whole, queries, keys.empty() ? queries : keys)),
+        query_tokens_(tokens_of_ranks(query_list(attention, whole_), queries)),
+        key_tokens_(tokens_of_ranks(key_list(attention, whole_), keys.empty() ? queries : keys)),
         exchange_(communicator, equal_shares(whole.kv_heads, communicator.size())),
         own_(own_problem()),
-        heads_(attention, whole_problem_, own_, communicator.rank()),
+        heads_(attention, whole_, own_, communicator.rank()),
         local_(whole) {
     const auto rank = static_cast<std::size_t>(communicator.rank());
     local_.query_tokens = static_cast<Index>(query_tokens_[rank].size());
@@ -269,17 +267,17 @@ class HeadParallel : ParallelErrors {
     WorkspaceView scratch;  // of the pass
   };
 
-  Problem agreed_problem(const Shares& queries, const Shares& keys) const {
+  Problem agreed_problem(const Shape& whole, const Shares& queries, const Shares& keys) const {
     Agreement agreement("head_parallel");
-    add_call<T>(agreement, attention_, whole_, queries, keys, H::compared);
+    add_call<T>(agreement, attention_, whole, queries, keys, H::compared);
     return agreement.settle(*communicator_, [&] {
-      const Problem problem = checked_problem(attention_, whole_);
+      const Problem problem = checked_problem(attention_, whole);
       const Index ranks = communicator_->size();
       require_shares("queries", queries, query_list(attention_, problem).num_blocks(), ranks);
       require_shares("keys", keys, key_list(attention_, problem).num_blocks(), ranks);
       if constexpr (requires { attention_.masks; }) {  // which have been checked by now
         agreement.add_hash("mask", [&](auto& hash) {
-          fingerprint::add_masks(hash, attention_.masks, whole_, H::compared);
+          fingerprint::add_masks(hash, attention_.masks, whole, H::compared);
         });
       }
       return problem;
@@ -287,12 +285,12 @@ class HeadParallel : ParallelErrors {
   }
   // The call of this rank's heads.
   Problem own_problem() const {
-    Problem problem = whole_problem_;
+    Problem problem = whole_;
     const Index rank = communicator_->rank();
-    problem.shape.heads = exchange_.heads_of(rank, whole_.heads).count;
-    problem.shape.kv_heads = exchange_.heads_of(rank, whole_.kv_heads).count;
-    if (whole_.mix_heads != 1) problem.shape.mix_heads = problem.shape.heads;
-    if (whole_.mix_per_item()) problem.shape.mix_heads *= whole_.batch;
+    problem.shape.heads = exchange_.heads_of(rank, whole_.shape.heads).count;
+    problem.shape.kv_heads = exchange_.heads_of(rank, whole_.shape.kv_heads).count;
+    if (whole_.shape.mix_heads != 1) problem.shape.mix_heads = problem.shape.heads;
+    if (whole_.shape.mix_per_item()) problem.shape.mix_heads *= whole_.shape.batch;
     return problem;
   }
 
@@ -301,13 +299,13 @@ class HeadParallel : ParallelErrors {
   template <class M>
   TensorView<M, 4> matrices(const TensorView<M, 3>& all) const {
     BlockRange heads{0, 1};
-    if (whole_.mix_heads != 1) heads = exchange_.heads_of(communicator_->rank(), whole_.heads);
+    if (local_.mix_heads != 1) heads = exchange_.heads_of(communicator_->rank(), local_.heads);
     const Index step = all.stride[0];
     return {all.data == nullptr ? nullptr : all.data + heads.first * step,
             {items(), heads.count, all.extent[1], all.extent[2]},
-            {whole_.heads * step, step, all.stride[1], all.stride[2]}};
+            {local_.heads * step, step, all.stride[1], all.stride[2]}};
   }
-  Index items() const { return whole_.mix_per_item() ? whole_.batch : 1; }
+  Index items() const { return local_.mix_per_item() ? local_.batch : 1; }
   // Those of one item, or of all in memory of their own, as a mix.
   template <class M>
   static TensorView<M, 3> as_mix(const TensorView<M, 4>& own) {
@@ -318,7 +316,7 @@ class HeadParallel : ParallelErrors {
   template <class E>
   OperandViews<T> of_heads(const E& executor, const OperandViews<T>& x,
                            const Memory& memory) const {
-    if (!whole_.mix_per_item()) return {memory.q, memory.k, memory.v, as_mix(matrices(x.mix))};
+    if (!local_.mix_per_item()) return {memory.q, memory.k, memory.v, as_mix(matrices(x.mix))};
     H::Kernels::copy_tensor(executor, matrices(x.mix), memory.mix);
     return {memory.q, memory.k, memory.v, as_mix(memory.mix)};
   }
@@ -344,7 +342,7 @@ class HeadParallel : ParallelErrors {
       return arena.take_tensor<T>(s.batch, s.kv_heads, s.key_tokens, dim);
     };
     const auto matrices = [&] {
-      return arena.take_tensor<A>(items(), whole_.mix_heads == 1 ? 1 : s.heads, s.mix_query_blocks,
+      return arena.take_tensor<A>(items(), local_.mix_heads == 1 ? 1 : s.heads, s.mix_query_blocks,
                                   s.mix_key_blocks);
     };
     Memory memory;
@@ -352,7 +350,7 @@ class HeadParallel : ParallelErrors {
     memory.k = keys(s.key_dim);
     memory.v = keys(s.value_dim);
     memory.y = queries(s.value_dim);
-    if (whole_.mix_per_item()) memory.mix = matrices();
+    if (local_.mix_per_item()) memory.mix = matrices();
     // Of the messages, the operands' are the longest: with dy, or alone longer than y.
     const Index all = checked_add(buffer_size(local_), buffer_size(s));
     memory.buffer = arena.take<T>(all);
@@ -374,8 +372,7 @@ class HeadParallel : ParallelErrors {
 
   const C* communicator_;
   V attention_;
-  Shape whole_;
-  Problem whole_problem_;
+  Problem whole_;
   std::vector<typename H::Tokens> query_tokens_;  // of every rank
   std::vector<typename H::Tokens> key_tokens_;
   HeadsExchange<H, C> exchange_;
