@@ -86,32 +86,31 @@ void exchange_sums(const C& communicator, const Executor& executor, const Shared
     return piece_of(of.shares[static_cast<std::size_t>(r)], piece, pieces);
   };
 
-  const auto send_piece =
-      [&](Index piece) {  // returns what to wait for, if the communicator overlaps
-        const BlockRange own = piece_at(rank, piece);
-        make(own);
-        const Part mine = of.part(own, rank, origin);
-        if (rounds && own.count > 0)
-          Kernels::round_rows(executor, of.layout,
-                              rows_of(of.rows, {own.first - origin, own.count}),
-                              bytes + mine.first);
-        Parts to(ranks);
-        Parts from(ranks);
-        for (Index r = 0; r < ranks; ++r) {
-          if (r == rank) continue;
-          to[r] = of.part(own, r, own.first);
-          from[r] = of.part(piece_at(r, piece), rank, origin);
-        }
-        const std::byte* const sent = bytes + mine.first;
-        if constexpr (OverlapsMessages<C>) {
-          return communicator.start_all_to_all(sent, to, bytes, from);
-        } else if (of.read_by_all()) {
-          from[rank] = mine;
-          communicator.all_gather(sent, bytes, from);
-        } else {
-          communicator.all_to_all(sent, to, bytes, from);
-        }
-      };
+  // Returns what to wait for, if the communicator overlaps.
+  const auto send_piece = [&](Index piece) {
+    const BlockRange own = piece_at(rank, piece);
+    make(own);
+    const Part mine = of.part(own, rank, origin);
+    if (rounds && own.count > 0)
+      Kernels::round_rows(executor, of.layout, rows_of(of.rows, {own.first - origin, own.count}),
+                          bytes + mine.first);
+    Parts to(ranks);
+    Parts from(ranks);
+    for (Index r = 0; r < ranks; ++r) {
+      if (r == rank) continue;
+      to[r] = of.part(own, r, own.first);
+      from[r] = of.part(piece_at(r, piece), rank, origin);
+    }
+    const std::byte* const sent = bytes + mine.first;
+    if constexpr (OverlapsMessages<C>) {
+      return communicator.start_all_to_all(sent, to, bytes, from);
+    } else if (of.read_by_all()) {
+      from[rank] = mine;
+      communicator.all_gather(sent, bytes, from);
+    } else {
+      communicator.all_to_all(sent, to, bytes, from);
+    }
+  };
   if constexpr (OverlapsMessages<C>) {
     std::vector<decltype(send_piece(0))> under_way;
     for (Index piece = 0; piece < pieces; ++piece) under_way.push_back(send_piece(piece));
