@@ -226,8 +226,7 @@ MHLA_ANY_CALL(constexpr AnyView heads_view, {
                 "heads_view(matrix, heads, batch = 1) with an Eigen matrix");
   return {};
 })
-using AnyQkvViews = QkvViews<float>;
-MHLA_ANY_CALL(constexpr AnyQkvViews qkv_views, {
+MHLA_ANY_CALL(constexpr QkvViews<float> qkv_views, {
   static_assert(no_such_call<Given...>,
                 "mhla: call qkv_views(data, tokens, heads, dim, batch = 1, order = "
                 "mhla::QkvOrder::tokens_first) with a pointer, as x.data() of a std::vector");

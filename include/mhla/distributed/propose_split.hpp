@@ -269,10 +269,9 @@ class SplitTraffic {
       if (is_inner(gradients ? rank + 1 : rank)) rows.received = states;
       return rows;
     }
-    const auto others = !is_causal<V> ? Others::all : gradients ? Others::later : Others::earlier;
     const auto blocks_between = [&](Index from, Index to) {
-      return common(share(from), blocks_read(share(to), list.sequences_of(share(to)), others))
-          .count;
+      const BlockRange read = blocks_read<V>(share(to), list.sequences_of(share(to)), gradients);
+      return common(share(from), read).count;
     };
     for (Index other = 0; other < ranks(); ++other) {
       if (other == rank) continue;

@@ -110,13 +110,10 @@ class SequenceParallel : ParallelErrors {
         keys_(keys.empty() ? queries_ : (std::move)(keys)),
         stages_(agreed_stages(whole)),
         local_(whole) {
-    const Others before = is_causal<V> ? Others::earlier : Others::all;
-    const Others after = is_causal<V> ? Others::later : Others::all;
     for (const BlockRange& share : keys_)
-      keys_read_.push_back(recurs ? share : blocks_read(share, stages_.key_blocks(share), before));
+      keys_read_.push_back(blocks_read<V>(share, stages_.key_blocks(share), false));
     for (const BlockRange& share : queries_)
-      queries_read_.push_back(recurs ? share
-                                     : blocks_read(share, stages_.query_blocks(share), after));
+      queries_read_.push_back(blocks_read<V>(share, stages_.query_blocks(share), true));
     local_.query_tokens = stages_.query_tokens(query_blocks());
     local_.key_tokens = stages_.key_tokens(key_blocks());
   }

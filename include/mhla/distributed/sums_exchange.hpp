@@ -12,6 +12,7 @@
 #include <mhla/distributed/shares.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/sums_layout.hpp>
+#include <mhla/policy/traits.hpp>
 #include <mhla/stages/blocks.hpp>
 #include <vector>
 
@@ -21,13 +22,13 @@ MHLA_NAMESPACE_BEGIN
 /// \{
 
 /// \cond INTERNAL
-// Whose rows a rank reads, beside its own.
-enum class Others { all, earlier, later };
-
-// Which of `all` blocks a rank reads rows of that has `own` ones.
-inline BlockRange blocks_read(const BlockRange& own, const BlockRange& all, Others others) {
-  const Index first = others == Others::later ? own.first : all.first;
-  const Index end = others == Others::earlier ? own.end() : all.end();
+// Which of `all` blocks a rank reads rows of that has `own` ones: under a causality those of keys
+// before them, and those of queries after them.
+template <class V>
+BlockRange blocks_read(const BlockRange& own, const BlockRange& all, bool of_queries) {
+  if (is_structured<V>) return own;  // and states
+  const Index first = is_causal<V> && of_queries ? own.first : all.first;
+  const Index end = is_causal<V> && !of_queries ? own.end() : all.end();
   return {first, end - first};
 }
 
