@@ -1,11 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Softmax attention in plain loops (arXiv 1706.03762, eq. 1):
-//
-//   p[t, j] = exp(s q_t . k_j) / sum over the keys j' that t sees of exp(s q_t . k_j')
-//   y_t = sum_j p[t, j] v_j
-//
-// A baseline for MHLA; slow and allocating. A query that sees no key has output 0 and contributes
-// to no gradient.
+// Softmax attention in plain loops (arXiv 1706.03762, eq. 1), a baseline for MHLA.
 #pragma once
 
 #include <cmath>
@@ -106,20 +100,17 @@ void softmax_attention_forward(const SoftmaxAttention<C>& attention, Operand<T, 
   require_output_fit(y, "y", shape);
   const A scale = softmax_scale<A>(attention, shape.key_dim);
 
-  for (Index n = 0; n < shape.batch; ++n)
-    for (Index h = 0; h < shape.heads; ++h) {
-      const Index kv_head = h / shape.group_size();
-      const Matrix<A> p =
-          softmax_matrix(attention, masks, n, scale, head_of(q, n, h), head_of(k, n, kv_head));
-      const Matrix<A> values = head_of(v, n, kv_head);
-      Matrix<A> out(shape.query_tokens, shape.value_dim);
-      for (Index t = 0; t < shape.query_tokens; ++t) {
-        for (Index j = 0; j < shape.key_tokens; ++j)
-          if (attention.sees(masks, n, t, j))
-            add_scaled<A>(p(t, j), values.row_of(j), out.row_of(t));
-        for (Index c = 0; c < shape.value_dim; ++c) store(y(n, h, t, c), out(t, c));
-      }
+  for_each_head(shape, [&](Index n, Index h, Index kv_head) {
+    const Matrix<A> p =
+        softmax_matrix(attention, masks, n, scale, head_of(q, n, h), head_of(k, n, kv_head));
+    const Matrix<A> values = head_of(v, n, kv_head);
+    Matrix<A> out(shape.query_tokens, shape.value_dim);
+    for (Index t = 0; t < shape.query_tokens; ++t) {
+      for (Index j = 0; j < shape.key_tokens; ++j)
+        if (attention.sees(masks, n, t, j)) add_scaled<A>(p(t, j), values.row_of(j), out.row_of(t));
+      for (Index c = 0; c < shape.value_dim; ++c) store(y(n, h, t, c), out(t, c));
     }
+  });
 }
 
 /// Gradients of sum(dy o y) in q, k and v, each of which may be skipped; that of mix must be:
@@ -138,37 +129,30 @@ void softmax_attention_backward(const SoftmaxAttention<C>& attention, const Quer
   checked_gradients(shape, gradients);
   const A scale = softmax_scale<A>(attention, shape.key_dim);
 
-  GradientSum<T, 4> grad_query(shape.batch, shape.heads, shape.query_tokens, shape.key_dim);
-  GradientSum<T, 4> grad_key(shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim);
-  GradientSum<T, 4> grad_value(shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim);
-  for (Index n = 0; n < shape.batch; ++n)
-    for (Index h = 0; h < shape.heads; ++h) {
-      const Index kv_head = h / shape.group_size();
-      const Matrix<A> queries = head_of<T>(q, n, h);
-      const Matrix<A> keys = head_of(k, n, kv_head);
-      const Matrix<A> values = head_of(v, n, kv_head);
-      const Matrix<A> grad_out = head_of(dy, n, h);
-      const Matrix<A> p = softmax_matrix(attention, masks, n, scale, queries, keys);
-      for (Index t = 0; t < shape.query_tokens; ++t) {
-        const auto dp = [&](Index j) {
-          return inner_product<A>(grad_out.row_of(t), values.row_of(j));
-        };
-        A inner = A(0);
-        for (Index j = 0; j < shape.key_tokens; ++j)
-          if (attention.sees(masks, n, t, j)) inner += p(t, j) * dp(j);
-        for (Index j = 0; j < shape.key_tokens; ++j) {
-          if (!attention.sees(masks, n, t, j)) continue;
-          const A ds = scale * p(t, j) * (dp(j) - inner);
-          add_scaled<A>(ds, keys.row_of(j), grad_query.row_of(n, h, t));
-          add_scaled<A>(ds, queries.row_of(t), grad_key.row_of(n, kv_head, j));
-          add_scaled<A>(p(t, j), grad_out.row_of(t), grad_value.row_of(n, kv_head, j));
-        }
+  GradientSums<T> sums(shape);
+  for_each_head(shape, [&](Index n, Index h, Index kv_head) {
+    const Matrix<A> queries = head_of<T>(q, n, h);
+    const Matrix<A> keys = head_of(k, n, kv_head);
+    const Matrix<A> values = head_of(v, n, kv_head);
+    const Matrix<A> grad_out = head_of(dy, n, h);
+    const Matrix<A> p = softmax_matrix(attention, masks, n, scale, queries, keys);
+    for (Index t = 0; t < shape.query_tokens; ++t) {
+      const auto dp = [&](Index j) {
+        return inner_product<A>(grad_out.row_of(t), values.row_of(j));
+      };
+      A inner = A(0);
+      for (Index j = 0; j < shape.key_tokens; ++j)
+        if (attention.sees(masks, n, t, j)) inner += p(t, j) * dp(j);
+      for (Index j = 0; j < shape.key_tokens; ++j) {
+        if (!attention.sees(masks, n, t, j)) continue;
+        const A ds = scale * p(t, j) * (dp(j) - inner);
+        add_scaled<A>(ds, keys.row_of(j), sums.query.row_of(n, h, t));
+        add_scaled<A>(ds, queries.row_of(t), sums.key.row_of(n, kv_head, j));
+        add_scaled<A>(p(t, j), grad_out.row_of(t), sums.value.row_of(n, kv_head, j));
       }
     }
-
-  grad_query.write_to(gradients.query, update);
-  grad_key.write_to(gradients.key, update);
-  grad_value.write_to(gradients.value, update);
+  });
+  sums.write_to(gradients, update);
 }
 
 /// The attention matrix of one batch item and head: weights [query tokens, key tokens], whose rows
