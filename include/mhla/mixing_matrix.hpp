@@ -435,27 +435,21 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
 
 /// \cond INTERNAL
 // Overloads that say why a call does not compile, also with options in braces.
-MHLA_ANY_CALL(void initialize, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call initialize(mix, attention, options), or (mix, grid, options) or "
-                "(mix, query_grid, key_grid, options) with an mhla::Grid: mix is a view or an "
-                "Eigen tensor of float or double to write to, of an Eigen::Matrix "
-                "mhla::mix_view(mix), of a std::vector mhla::make_view(mix.data(), blocks, "
-                "blocks)");
-})
-MHLA_ANY_CALL(void project, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call project(mix, onto) or, for a structured mixing, project(mix, "
-                "attention, onto): mix is a view or an Eigen tensor of float or double to write "
-                "to, of an Eigen::Matrix mhla::mix_view(mix), of a std::vector "
-                "mhla::make_view(mix.data(), blocks, blocks)");
-})
-MHLA_ANY_CALL(void extend, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call extend(mix, larger, extension), or extend(mix, larger, attention) "
-                "for RecurrentMixing: mix and larger are views of one rank and of one scalar, "
-                "float or double, larger not const");
-})
+MHLA_NO_SUCH_CALL(void initialize,
+                  "mhla: call initialize(mix, attention, options), or (mix, grid, options) or "
+                  "(mix, query_grid, key_grid, options) with an mhla::Grid: mix is a view or an "
+                  "Eigen tensor of float or double to write to, of an Eigen::Matrix "
+                  "mhla::mix_view(mix), of a std::vector mhla::make_view(mix.data(), blocks, "
+                  "blocks)")
+MHLA_NO_SUCH_CALL(void project,
+                  "mhla: call project(mix, onto) or, for a structured mixing, project(mix, "
+                  "attention, onto): mix is a view or an Eigen tensor of float or double to write "
+                  "to, of an Eigen::Matrix mhla::mix_view(mix), of a std::vector "
+                  "mhla::make_view(mix.data(), blocks, blocks)")
+MHLA_NO_SUCH_CALL(void extend,
+                  "mhla: call extend(mix, larger, extension), or extend(mix, larger, attention) "
+                  "for RecurrentMixing: mix and larger are views of one rank and of one scalar, "
+                  "float or double, larger not const")
 /// \endcond
 
 /// \}

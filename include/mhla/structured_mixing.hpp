@@ -343,19 +343,13 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(double fit, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call fit(mix, dense, attention, options): mix and dense are views, or "
-                "Eigen tensors, of one rank and scalar, float or double, mix not const, and the "
-                "attention has RecurrentMixing or SeparableMixing");
-  return 0;
-})
-MHLA_ANY_CALL(MixExtents mix_extents, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call mix_extents(attention, tokens), or (attention, query_tokens, "
-                "key_tokens)");
-  return {};
-})
+MHLA_NO_SUCH_CALL(double fit,
+                  "mhla: call fit(mix, dense, attention, options): mix and dense are views, or "
+                  "Eigen tensors, of one rank and scalar, float or double, mix not const, and the "
+                  "attention has RecurrentMixing or SeparableMixing")
+MHLA_NO_SUCH_CALL(MixExtents mix_extents,
+                  "mhla: call mix_extents(attention, tokens), or (attention, query_tokens, "
+                  "key_tokens)")
 /// \endcond
 
 /// \}

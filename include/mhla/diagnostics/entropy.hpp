@@ -55,16 +55,9 @@ double mean_row_entropy(const TensorView<T, 2>& weights) {
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(double row_entropy, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call row_entropy(weights, row) with a view of rank 2");
-  return {};
-})
-MHLA_ANY_CALL(double mean_row_entropy, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call mean_row_entropy(weights) with a view of rank 2");
-  return {};
-})
+MHLA_NO_SUCH_CALL(double row_entropy, "mhla: call row_entropy(weights, row) with a view of rank 2")
+MHLA_NO_SUCH_CALL(double mean_row_entropy,
+                  "mhla: call mean_row_entropy(weights) with a view of rank 2")
 /// \endcond
 
 /// \}

@@ -40,11 +40,9 @@ void for_each_element(F f, const TensorView<First, Rank>& first,
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(void for_each_element, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call for_each_element(f, view, views...) with views of one rank: of a "
-                "HostTensor write x.view()");
-})
+MHLA_NO_SUCH_CALL(void for_each_element,
+                  "mhla: call for_each_element(f, view, views...) with views of one rank: of a "
+                  "HostTensor write x.view()")
 /// \endcond
 
 /// \}

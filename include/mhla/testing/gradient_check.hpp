@@ -176,19 +176,13 @@ GradientCheck check_gradient(const Loss& loss, std::uint64_t seed, int direction
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(AnyArgument differentiate, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call differentiate(operand, gradient) with two views of one rank and "
-                "scalar, or two HostTensors, the operand not const");
-  return {};
-})
-MHLA_ANY_CALL(GradientCheck check_gradient, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call check_gradient(loss, seed, directions, operands...): loss takes no "
-                "argument and returns a floating-point number, and operands are made by "
-                "differentiate(operand, gradient)");
-  return {};
-})
+MHLA_NO_SUCH_CALL(AnyArgument differentiate,
+                  "mhla: call differentiate(operand, gradient) with two views of one rank and "
+                  "scalar, or two HostTensors, the operand not const")
+MHLA_NO_SUCH_CALL(GradientCheck check_gradient,
+                  "mhla: call check_gradient(loss, seed, directions, operands...): loss takes no "
+                  "argument and returns a floating-point number, and operands are made by "
+                  "differentiate(operand, gradient)")
 /// \endcond
 
 /// \}
