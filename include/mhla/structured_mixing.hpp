@@ -50,7 +50,6 @@
 #include <algorithm>
 #include <cmath>
 #include <concepts>
-#include <cstddef>
 #include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>

@@ -13,9 +13,7 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/causality.hpp>
 #include <mhla/policy/checks.hpp>
-#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>

@@ -55,11 +55,18 @@ Shape checked_softmax(const SoftmaxAttention<C>& attention, const TensorView<con
   return shape;
 }
 
+template <class A, class C>
+A softmax_scale(const SoftmaxAttention<C>& attention, Index key_dim) {
+  if (attention.scale.has_value()) return static_cast<A>(*attention.scale);
+  return A(1) / std::sqrt(static_cast<A>(key_dim));
+}
+
 // The attention matrix p [query tokens, key tokens] of one head, 0 where a query does not see a
 // key.
 template <class C, class A>
 Matrix<A> softmax_matrix(const SoftmaxAttention<C>& attention, const TokenMasks& masks, Index batch,
-                         A scale, const Matrix<A>& q, const Matrix<A>& k) {
+                         const Matrix<A>& q, const Matrix<A>& k) {
+  const A scale = softmax_scale<A>(attention, q.columns());
   Matrix<A> p(q.rows(), k.rows());
   for (Index t = 0; t < q.rows(); ++t) {
     bool sees_any = false;
@@ -79,12 +86,6 @@ Matrix<A> softmax_matrix(const SoftmaxAttention<C>& attention, const TokenMasks&
   return p;
 }
 
-template <class A, class C>
-A softmax_scale(const SoftmaxAttention<C>& attention, Index key_dim) {
-  if (attention.scale.has_value()) return static_cast<A>(*attention.scale);
-  return A(1) / std::sqrt(static_cast<A>(key_dim));
-}
-
 /// \endcond
 
 /// y = softmax attention of q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key
@@ -98,11 +99,10 @@ void softmax_attention_forward(const SoftmaxAttention<C>& attention, Operand<T, 
   using A = Accumulator<T>;
   const Shape shape = checked_softmax<C, T>(attention, q, k, v, masks);
   require_output_fit(y, "y", shape);
-  const A scale = softmax_scale<A>(attention, shape.key_dim);
 
   for_each_head(shape, [&](Index n, Index h, Index kv_head) {
     const Matrix<A> p =
-        softmax_matrix(attention, masks, n, scale, head_of(q, n, h), head_of(k, n, kv_head));
+        softmax_matrix(attention, masks, n, head_of(q, n, h), head_of(k, n, kv_head));
     const Matrix<A> values = head_of(v, n, kv_head);
     Matrix<A> out(shape.query_tokens, shape.value_dim);
     for (Index t = 0; t < shape.query_tokens; ++t) {
@@ -135,7 +135,7 @@ void softmax_attention_backward(const SoftmaxAttention<C>& attention, const Quer
     const Matrix<A> keys = head_of(k, n, kv_head);
     const Matrix<A> values = head_of(v, n, kv_head);
     const Matrix<A> grad_out = head_of(dy, n, h);
-    const Matrix<A> p = softmax_matrix(attention, masks, n, scale, queries, keys);
+    const Matrix<A> p = softmax_matrix(attention, masks, n, queries, keys);
     for (Index t = 0; t < shape.query_tokens; ++t) {
       const auto dp = [&](Index j) {
         return inner_product<A>(grad_out.row_of(t), values.row_of(j));
@@ -168,9 +168,8 @@ void softmax_attention_weights(const SoftmaxAttention<C>& attention, const Query
   using A = Accumulator<T>;
   const Shape shape = checked_softmax<C, T>(attention, q, k, k, masks);
   require_weights_fit(weights, shape, batch, head);
-  const Matrix<A> p =
-      softmax_matrix(attention, masks, batch, softmax_scale<A>(attention, shape.key_dim),
-                     head_of<T>(q, batch, head), head_of(k, batch, head / shape.group_size()));
+  const Matrix<A> p = softmax_matrix(attention, masks, batch, head_of<T>(q, batch, head),
+                                     head_of(k, batch, head / shape.group_size()));
   for (Index t = 0; t < shape.query_tokens; ++t)
     for (Index j = 0; j < shape.key_tokens; ++j) weights(t, j) = p(t, j);
 }

@@ -12,7 +12,6 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
