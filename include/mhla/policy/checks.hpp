@@ -400,12 +400,10 @@ requires(!(AttentionVariant<V> && arguments::Runs<E> &&
                                                         AnyArgument = {}, AnyArgument = {}) {
   arguments::explain<V, E, Y, Mix, Q, K, Value>();
 }
-MHLA_ANY_CALL(void forward_into, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call forward_into(attention, executor, q, k, v, mix, y, workspace, save): "
-                "workspace is an mhla::Workspace or a WorkspaceView and needed on a CudaDevice "
-                "alone, save points to a ForwardState of mix's type and may be left out");
-})
+MHLA_NO_SUCH_CALL(void forward_into,
+                  "mhla: call forward_into(attention, executor, q, k, v, mix, y, workspace, save): "
+                  "workspace is an mhla::Workspace or a WorkspaceView and needed on a CudaDevice "
+                  "alone, save points to a ForwardState of mix's type and may be left out")
 
 template <class V, class E, class Q, class K, class Value, class Mix, class DY>
 requires(!(AttentionVariant<V> && arguments::Runs<E> &&
@@ -416,13 +414,12 @@ requires(!(AttentionVariant<V> && arguments::Runs<E> &&
                                                       AnyArgument = {}, AnyArgument = {}) {
   arguments::explain<V, E, Q, Mix, K, Value, DY>();
 }
-MHLA_ANY_CALL(void backward_into, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call backward_into(attention, executor, q, k, v, mix, dy, {dq, dk, dv, "
-                "dmix}, update, workspace, saved), with mhla::skip for a gradient that is not "
-                "wanted: workspace is an mhla::Workspace or a WorkspaceView and, as update, needed "
-                "on a CudaDevice alone, saved points to a ForwardState of mix's type");
-})
+MHLA_NO_SUCH_CALL(
+    void backward_into,
+    "mhla: call backward_into(attention, executor, q, k, v, mix, dy, {dq, dk, dv, "
+    "dmix}, update, workspace, saved), with mhla::skip for a gradient that is not "
+    "wanted: workspace is an mhla::Workspace or a WorkspaceView and, as update, needed "
+    "on a CudaDevice alone, saved points to a ForwardState of mix's type")
 template <class Never = void>
 void backward_into(AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgument,
                    AnyArgument, const arguments::NamedGradients&, AnyArgument = {},
