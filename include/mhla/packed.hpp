@@ -18,7 +18,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <type_traits>

@@ -8,7 +8,6 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -11,11 +11,11 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/choose_path.hpp>
 #include <mhla/cuda/device.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>

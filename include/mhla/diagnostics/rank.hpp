@@ -12,9 +12,9 @@
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
 #include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/square_scale.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/diagnostics/entropy.hpp>
 #include <vector>

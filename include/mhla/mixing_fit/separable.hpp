@@ -14,7 +14,7 @@
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/square_scale.hpp>
+#include <mhla/core/scalar.hpp>
 #include <mhla/mixing_fit/box.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <numeric>

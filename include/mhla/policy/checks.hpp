@@ -96,7 +96,7 @@ class Footprint {
   }
 
   /// Throws WorkspaceError if `scratch` contains a byte of a piece; it then becomes a piece itself.
-  MHLA_ONCE_A_CALL void require_scratch(WorkspaceView scratch, const char* name) {
+  MHLA_ONCE_A_CALL void require_scratch(Span<const std::byte> scratch, const char* name) {
     if (scratch_ > count_) scratch_ = count_;
     const TensorView<const std::byte, 1> bytes = make_view(scratch.data, scratch.size);
     if (const char* other = sharing(overlap::strided(bytes), -1))
@@ -167,7 +167,7 @@ MHLA_ONCE_A_CALL void add_operands(Footprint& footprint, const OperandViews<T>& 
 /// memory if it is the caller's.
 template <class V>
 MHLA_ONCE_A_CALL void require_apart(Footprint& footprint, const V& attention,
-                                    WorkspaceView workspace, WorkspaceView state) {
+                                    WorkspaceView workspace, Span<const std::byte> state) {
   if constexpr (borrows_projection<V>)
     footprint.reads(attention.feature_map.projection, "feature_map.projection");
   if constexpr (requires { attention.offsets; })
@@ -188,7 +188,7 @@ template <AttentionVariant V, class T>
 MHLA_ONCE_A_CALL Footprint require_forward(const V& attention, const Shape& shape,
                                            const OperandViews<T>& operands,
                                            const TensorView<T, 4>& y, WorkspaceView workspace,
-                                           WorkspaceView state) {
+                                           Span<const std::byte> state) {
   require_extents(y, "y", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "y is [batch, heads, query tokens, value_dim]");
   require_aligned_operands(attention, operands);
@@ -204,7 +204,7 @@ MHLA_ONCE_A_CALL Footprint require_forward(const V& attention, const Shape& shap
 template <AttentionVariant V, class T>
 Problem checked_forward(const V& attention, const OperandViews<T>& operands,
                         const TensorView<T, 4>& y, WorkspaceView workspace,
-                        WorkspaceView state = {}) {
+                        Span<const std::byte> state = {}) {
   const Shape shape = operands.shape();
   const Problem problem = checked_problem(attention, shape);
   require_forward(attention, shape, operands, y, workspace, state);
@@ -247,7 +247,7 @@ MHLA_ONCE_A_CALL Footprint require_backward(const V& attention, const Shape& sha
                                             const OperandViews<T>& operands,
                                             const TensorView<const T, 4>& dy,
                                             const GradientViews<T>& gradients,
-                                            WorkspaceView workspace, WorkspaceView state) {
+                                            WorkspaceView workspace, Span<const std::byte> state) {
   require_extents(dy, "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "dy is [batch, heads, query tokens, value_dim]");
   require_aligned_operands(attention, operands);
@@ -263,7 +263,7 @@ MHLA_ONCE_A_CALL Footprint require_backward(const V& attention, const Shape& sha
 template <AttentionVariant V, class T>
 Problem checked_backward(const V& attention, const OperandViews<T>& operands,
                          const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
-                         WorkspaceView workspace, WorkspaceView state = {}) {
+                         WorkspaceView workspace, Span<const std::byte> state = {}) {
   const Shape shape = operands.shape();
   const Problem problem = checked_problem(attention, shape);
   require_backward(attention, shape, operands, dy, gradients, workspace, state);

@@ -11,7 +11,7 @@
 #include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/causality.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/reference/token_matrix.hpp>

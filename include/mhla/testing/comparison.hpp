@@ -13,7 +13,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/core/square_scale.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/testing/elements.hpp>
 #include <ostream>
