@@ -93,7 +93,7 @@ WorkspaceView device_workspace(const CudaDevice& device, const Op& op, const cha
 // The operands of an expression, which are plain.
 template <class Op>
 OperandViews<Storage<typename Op::Scalar>> device_operands(const Op& op) {
-  return {target_view(op.query), target_view(op.key), target_view(op.value), target_view(op.mix)};
+  return {memory_view(op.query), memory_view(op.key), memory_view(op.value), memory_view(op.mix)};
 }
 
 // y = attention(...) in device memory.
@@ -109,7 +109,7 @@ void assign_on_device(const CudaDevice& device, Destination& destination, const 
                                                                 device, state_use(op));
   });
   forward_into(op.attention, device, operands.q, operands.k, operands.v, operands.mix,
-               target_view(destination), workspace, op.device_state);
+               memory_view(destination), workspace, op.device_state);
 }
 
 }  // namespace eigen
@@ -132,7 +132,7 @@ void write_gradients(const BackwardOp<Attention, Tensor...>& op, const CudaDevic
                                             eigen::state_use(op));
         });
     backward_into(op.attention, device, operands.q, operands.k, operands.v, operands.mix,
-                  eigen::target_view(op.grad_output), gradients, update, workspace,
+                  eigen::memory_view(op.grad_output), gradients, update, workspace,
                   op.device_state);
   }
 }

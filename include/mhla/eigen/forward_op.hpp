@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
@@ -143,18 +144,16 @@ void require_host_state(const CudaForwardState<A>* state, const char* expression
 
 /// \cond INTERNAL
 // What attention(q, k, v, mix) is: found by Attention::operator().
-template <AttentionVariant Attention, TensorOperand Query, TensorOperand Key, TensorOperand Value,
-          TensorOperand Mix>
-ForwardOp<Attention, Query, Key, Value, Mix> forward_expression(const Attention& attention,
-                                                                const Query& q, const Key& k,
-                                                                const Value& v, const Mix& mix) {
-  return {attention, q, k, v, mix};
+template <AttentionVariant Attention, TensorOperand... Operand>
+ForwardOp<Attention, Operand...> forward_expression(const Attention& attention,
+                                                    const Operand&... operand) {
+  return {attention, operand...};
 }
 
 // The error for everything else; `auto` puts it before what the compiler says of the result.
-template <AttentionVariant Attention, class Query, class Key, class Value, class Mix>
-auto forward_expression(const Attention&, const Query&, const Key&, const Value&, const Mix&) {
-  static_assert(sizeof(Query) == 0,
+template <AttentionVariant Attention, class... Operand>
+auto forward_expression(const Attention&, const Operand&...) {
+  static_assert(no_such_call<Operand...>,
                 "mhla: attention(q, k, v, mix) takes tensors: Eigen::Tensor, Eigen::TensorMap, "
                 "expressions of them, mhla::TensorView; of an Eigen::Matrix [tokens, heads * dim] "
                 "write mhla::heads_view(x, heads), of a std::vector mhla::heads_view(x.data(), "

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <concepts>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/forward_state.hpp>
@@ -93,20 +94,16 @@ class BackwardOp {
 
 /// \cond INTERNAL
 // What attention.backward(q, k, v, mix, dy) is: found by Attention::backward.
-template <AttentionVariant Attention, TensorOperand Query, TensorOperand Key, TensorOperand Value,
-          TensorOperand Mix, TensorOperand GradOutput>
-BackwardOp<Attention, Query, Key, Value, Mix, GradOutput> backward_expression(
-    const Attention& attention, const Query& q, const Key& k, const Value& v, const Mix& mix,
-    const GradOutput& dy) {
-  return {attention, q, k, v, mix, dy};
+template <AttentionVariant Attention, TensorOperand... Operand>
+BackwardOp<Attention, Operand...> backward_expression(const Attention& attention,
+                                                      const Operand&... operand) {
+  return {attention, operand...};
 }
 
 // The error for everything else; `auto` puts it before what the compiler says of the result.
-template <AttentionVariant Attention, class Query, class Key, class Value, class Mix,
-          class GradOutput>
-auto backward_expression(const Attention&, const Query&, const Key&, const Value&, const Mix&,
-                         const GradOutput&) {
-  static_assert(sizeof(Query) == 0,
+template <AttentionVariant Attention, class... Operand>
+auto backward_expression(const Attention&, const Operand&...) {
+  static_assert(no_such_call<Operand...>,
                 "mhla: attention.backward(q, k, v, mix, dy) takes tensors: Eigen::Tensor, "
                 "Eigen::TensorMap, expressions of them, mhla::TensorView; of an Eigen::Matrix "
                 "[tokens, heads * dim] write mhla::heads_view(x, heads), of a std::vector "
@@ -124,29 +121,6 @@ inline constexpr bool is_backward = false;
 template <class... X>
 inline constexpr bool is_backward<BackwardOp<X...>> = true;
 
-template <class T, int Rank>
-TensorView<Storage<T>, Rank> target_view(const TensorView<T, Rank>& view) {
-  return storage_view(view);
-}
-
-template <class X>
-requires EigenTensor<std::remove_const_t<X>> && requires(X& tensor) { tensor.data(); }
-auto target_view(X& tensor) {
-  using Traits = TensorTraits<std::remove_const_t<X>>;
-  return dense_view<Traits::layout, Traits::rank>(tensor.data(), tensor.dimensions());
-}
-
-template <class X>
-auto target_view(const Eigen::TensorShufflingOp<const TokensFirstAxes, X>& shuffled) {
-  return tokens_first(target_view(const_cast<X&>(shuffled.expression())));
-}
-
-/// A tensor, a map, tokens_first of one, or a view: nothing but an address and extents.
-template <class X>
-inline constexpr bool is_plain = requires(X& tensor) {
-  target_view(tensor);
-};
-
 template <class X>
 concept GradientTarget = std::same_as<std::remove_const_t<X>, Skip> || is_plain<X>;
 
@@ -156,7 +130,7 @@ GradientView<T, Rank> gradient_view(Target& target) {
   if constexpr (std::same_as<std::remove_const_t<Target>, Skip>) {
     return skip;
   } else {
-    using View = decltype(target_view(target));
+    using View = decltype(memory_view(target));
     using Element = typename View::Element;
     constexpr int layout = TensorTraits<std::remove_const_t<Target>>::layout;
     constexpr bool same_scalar = std::same_as<std::remove_const_t<Element>, T>;
@@ -173,7 +147,7 @@ GradientView<T, Rank> gradient_view(Target& target) {
                   "mhla: dq, dk and dv must have rank 4, and dmix rank 3, [1 | heads, query "
                   "blocks, key blocks], or rank 2, [query blocks, key blocks]");
     if constexpr (!std::is_const_v<Element> && same_scalar && same_layout && same_rank) {
-      return target_view(target);
+      return memory_view(target);
     } else {
       return skip;  // so that no other error follows
     }
@@ -201,17 +175,12 @@ class StandIn {
   MHLA_ONCE_A_CALL static void copy(const TensorView<T, Rank>& from,
                                     const TensorView<T, Rank>& to) {
     if (from.data == nullptr) return;
-    for (Index n = 0; n < from.size(); ++n) {
-      Index rest = n;
-      Index source = 0;
-      Index destination = 0;
-      for (int axis = Rank - 1; axis >= 0; --axis) {
-        const Index i = rest % from.extent[axis];
-        rest /= from.extent[axis];
-        source += i * from.stride[axis];
-        destination += i * to.stride[axis];
-      }
-      to.data[destination] = from.data[source];
+    const Index columns = from.extent[Rank - 1];
+    for (Index row = 0; row < from.size(); row += columns) {
+      const T* const source = &from.element(row);
+      T* const destination = &to.element(row);
+      for (Index c = 0; c < columns; ++c)
+        destination[c * to.stride[Rank - 1]] = source[c * from.stride[Rank - 1]];
     }
   }
 

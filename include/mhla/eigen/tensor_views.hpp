@@ -172,6 +172,28 @@ struct TokensFirstAxes {
   }
 };
 
+/// A tensor's or a map's own memory as a view, const where the tensor is.
+template <class X>
+requires EigenTensor<std::remove_const_t<X>> && requires(X& tensor) { tensor.data(); }
+auto memory_view(X& tensor) {
+  using Traits = TensorTraits<std::remove_const_t<X>>;
+  return dense_view<Traits::layout, Traits::rank>(tensor.data(), tensor.dimensions());
+}
+template <class X>
+auto memory_view(const Eigen::TensorShufflingOp<const TokensFirstAxes, X>& shuffled) {
+  return tokens_first(memory_view(const_cast<X&>(shuffled.expression())));
+}
+template <class T, int Rank>
+TensorView<Storage<T>, Rank> memory_view(const TensorView<T, Rank>& view) {
+  return storage_view(view);
+}
+
+/// A tensor, a map, tokens_first of one, or a view: nothing but an address and extents.
+template <class X>
+inline constexpr bool is_plain = requires(X& tensor) {
+  memory_view(tensor);
+};
+
 }  // namespace eigen
 
 /// Reads a tensor [batch, tokens, heads, dim] as [batch, heads, tokens, dim], as an operand of an

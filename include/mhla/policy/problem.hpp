@@ -11,7 +11,6 @@
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <optional>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -19,25 +19,23 @@ MHLA_NAMESPACE_BEGIN
 /// \cond INTERNAL
 // forward_expression(...) of the Eigen layer, found by argument-dependent lookup, or an error that
 // names the missing header.
-template <class Variant, class Query, class Key, class Value, class Mix>
-auto expression_of_forward(const Variant& variant, const Query& q, const Key& k, const Value& v,
-                           const Mix& mix) {
-  constexpr bool eigen_layer = requires { forward_expression(variant, q, k, v, mix); };
+template <class Variant, class... Operand>
+auto expression_of_forward(const Variant& variant, const Operand&... operand) {
+  constexpr bool eigen_layer = requires { forward_expression(variant, operand...); };
   static_assert(eigen_layer,
                 "mhla: attention(q, k, v, mix) takes Eigen tensors and needs "
                 "#include <mhla/attention.hpp>; without Eigen call mhla::forward_into");
-  if constexpr (eigen_layer) return forward_expression(variant, q, k, v, mix);
+  if constexpr (eigen_layer) return forward_expression(variant, operand...);
 }
 
 // The expression of attention.backward(q, k, v, mix, dy).
-template <class Variant, class Query, class Key, class Value, class Mix, class GradOutput>
-auto expression_of_backward(const Variant& variant, const Query& q, const Key& k, const Value& v,
-                            const Mix& mix, const GradOutput& dy) {
-  constexpr bool eigen_layer = requires { backward_expression(variant, q, k, v, mix, dy); };
+template <class Variant, class... Operand>
+auto expression_of_backward(const Variant& variant, const Operand&... operand) {
+  constexpr bool eigen_layer = requires { backward_expression(variant, operand...); };
   static_assert(eigen_layer,
                 "mhla: attention.backward(q, k, v, mix, dy) takes Eigen tensors and needs "
                 "#include <mhla/attention.hpp>; without Eigen call mhla::backward_into");
-  if constexpr (eigen_layer) return backward_expression(variant, q, k, v, mix, dy);
+  if constexpr (eigen_layer) return backward_expression(variant, operand...);
 }
 /// \endcond
 
