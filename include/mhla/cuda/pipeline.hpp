@@ -133,8 +133,9 @@ void forward_into(const V& attention, const CudaDevice& device,
                   const TensorView<T, 4>& y, WorkspaceView workspace,
                   std::type_identity_t<CudaForwardState<Accumulator<T>>*> save = nullptr) {
   const OperandViews<T> operands{q, k, v, mix};
-  const Problem problem = checked_forward(attention, operands, y, workspace,
-                                          save == nullptr ? WorkspaceView{} : save->memory());
+  const Problem problem = checked_problem(attention, operands.shape());
+  require_forward(attention, problem.shape, operands, y, workspace,
+                  save == nullptr ? WorkspaceView{} : save->memory());
   const auto call = cuda::call_of<T>(attention, problem, device, cuda::Direction::forward,
                                      save == nullptr ? StateUse::none : StateUse::given);
   const CudaPath path = cuda::path_of(call, device);
@@ -167,8 +168,9 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
                    std::type_identity_t<const CudaForwardState<Accumulator<T>>*> saved = nullptr) {
   require_enumerator("update", update, Update::accumulate);
   const OperandViews<T> operands{q, k, v, mix};
-  const Problem problem = checked_backward(attention, operands, dy, gradients, workspace,
-                                           saved == nullptr ? WorkspaceView{} : saved->memory());
+  const Problem problem = checked_problem(attention, operands.shape());
+  require_backward(attention, problem.shape, operands, dy, gradients, workspace,
+                   saved == nullptr ? WorkspaceView{} : saved->memory());
   const auto call = cuda::call_of<T>(attention, problem, device, cuda::Direction::backward,
                                      saved == nullptr ? StateUse::none : StateUse::given);
   const CudaPath path = cuda::path_of(call, device);

@@ -8,7 +8,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/eigen/storage.hpp>
+#include <mhla/eigen/tensor_views.hpp>
 #include <type_traits>
 #include <utility>
 

@@ -178,10 +178,6 @@ template <class V, class T>
 Footprint require_decoder_tensors(const V& attention, const TensorView<const T, 4>& q,
                                   const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
                                   const TensorView<T, 4>& y, WorkspaceView memory = {}) {
-  require_aligned(q, "q");
-  require_aligned(k, "k");
-  require_aligned(v, "v");
-  require_aligned(y, "y");
   Footprint footprint;
   footprint.writes(y, "y");
   footprint.reads(q, "q");

@@ -11,8 +11,6 @@
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <optional>
-#include <string>
-#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 
