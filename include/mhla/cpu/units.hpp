@@ -91,10 +91,7 @@ struct BackwardPlan {
       : partials(partial_sums(attention, problem)),
         plan(arena, attention, problem, executor, partials.count(), true,
              takes_quadratic_path(attention, problem, true, in_pairs), in_pairs),
-        grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {
-    if constexpr (has_quadratic_path<L>)
-      if (plan.quadratic) lay_out_quadratic(arena);
-  }
+        grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
 
   template <class V>
   MHLA_ONCE_A_CALL static PartialSums partial_sums(const V& attention, const Problem& problem) {
@@ -107,18 +104,6 @@ struct BackwardPlan {
       return Plan<L, A>::matrix_size_of(structured_mixing<A>(attention, of), of);
     };
     return {problem, problem.sequences, elements(problem), elements(all)};
-  }
-
- private:
-  void lay_out_quadratic(Arena& arena) {
-    const auto units = arena.take<quadratic::BackwardMemory<A>>(plan.units.size);
-    for (Index u = 0; u < units.size; ++u) {
-      quadratic::BackwardMemory<A> unit;
-      unit.lay_out(arena, plan.extents, normalizes<L> && plan.rotation.rotates());
-      if (arena.measures()) continue;
-      units[u] = unit;
-      plan.units[u].quadratic.backward = &units[u];
-    }
   }
 };
 
@@ -293,9 +278,10 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
     const Index head = index / forward.parts;
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
-        return quadratic::ForwardUnit<L, T>(
-                   operands, unit_without_sums(plan, head / kv_heads, head % kv_heads, memory), y)
-            .run(loop);
+        return quadratic::read_out_unit(
+            quadratic::QuadraticUnit<L, T>(
+                operands, unit_without_sums(plan, head / kv_heads, head % kv_heads, memory)),
+            y, loop);
     const Index first_column = index % forward.parts * columns;
     A* const kept = saved.size > 0 ? saved.data + head * saved_size : nullptr;
     const auto kept_rows = [&](Index blocks) {
