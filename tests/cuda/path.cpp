@@ -232,9 +232,10 @@ TEST_CASE("cuda path: what the resident path refuses besides, and why", "[cuda]"
     const mhla::Attention<Relu, Blocks1D> attention{.blocks = {.block = block}};
     const PathChoice choice = choice_of<Half>(attention, shape, direction, CudaPath::automatic,
                                               StateUse::none, every, gpu);
-    CHECK(choice.can(CudaPath::summaries));
-    CHECK(choice.can(CudaPath::quadratic));
-    CHECK(choice.can(CudaPath::resident) == (cost_of(choice, CudaPath::resident).count > 0));
+    CHECK(choice.option(CudaPath::summaries).refusal.none());
+    CHECK(choice.option(CudaPath::quadratic).refusal.none());
+    CHECK(choice.option(CudaPath::resident).refusal.none() ==
+          (cost_of(choice, CudaPath::resident).count > 0));
     return why_not(choice, CudaPath::resident);
   };
   const auto of = [](Index tokens, Index blocks, Index dim) {

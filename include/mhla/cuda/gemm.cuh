@@ -87,14 +87,11 @@ class BorrowedCublas {
   cublasMath_t math_mode_ = CUBLAS_DEFAULT_MATH;
 };
 
-/// Fills with zeros.
 template <class A>
 void set_zero(const CudaDevice& device, const Panels<A>& panels) {
-  fill<A, 3>(device,
-             {panels.data,
-              {panels.count, panels.rows, panels.cols},
-              {panels.panel_stride, panels.stride, 1}},
-             A(0));
+  set_zero(device, TensorView<A, 3>{panels.data,
+                                    {panels.count, panels.rows, panels.cols},
+                                    {panels.panel_stride, panels.stride, 1}});
 }
 template <class A>
 struct ClearArray {

@@ -176,7 +176,6 @@ struct CublasPass {
     return panels(of_blocks.data, e.mixed_summaries(), e.feature_dim, e.value_dim);
   }
   FactoredMixing<V, A> factored_mixing() const { return {device, of.variant, plan}; }
-  RowBuffers<A> row_buffers() const { return {plan.row_input, plan.grad_row}; }
   OwnWeights<A> own_weights() const {
     const bool shared = e.mix_heads == 1;
     if constexpr (is_structured<V>) {
@@ -219,8 +218,9 @@ struct CublasPass {
 
   /// K, K^r and V of every key block.
   void pack_keys() const {
-    pack_features<rotates<V>>(device, of.variant.feature_map, A(1), e.keys, plan.rotation, of.k,
-                              e.feature_dim, plan.keys.data, plan.rotated_keys.data, row_buffers());
+    pack_features<rotates<V>>(device, of.variant.feature_map, A(1), of.k,
+                              FeatureRows<A>{e.keys, e.feature_dim, plan.rotation, plan.keys.data,
+                                             plan.rotated_keys.data, plan.row_input.data});
     gather(device, e.keys, of.v, plan.values.data);
   }
 
@@ -255,9 +255,10 @@ struct CublasPass {
 
   /// Q and Q^r of every query.
   void pack_queries() const {
-    pack_features<rotates<V>>(device, of.variant.feature_map, of.scale(), e.queries, plan.rotation,
-                              of.q, e.feature_dim, plan.queries.data, plan.rotated_queries.data,
-                              row_buffers());
+    pack_features<rotates<V>>(
+        device, of.variant.feature_map, of.scale(), of.q,
+        FeatureRows<A>{e.queries, e.feature_dim, plan.rotation, plan.queries.data,
+                       plan.rotated_queries.data, plan.row_input.data});
   }
 
   /// p_t of every causal query.
@@ -349,8 +350,7 @@ struct CublasPass {
 
   /// dQ, before it is rotated back and the denominators add to it.
   FeatureGradientRows<A> queries_gradient() const {
-    FeatureGradientRows<A> rows{
-        e.queries, plan.grad_queries.data, e.feature_dim, plan.rotation, {}};
+    FeatureGradientRows<A> rows = gradient_rows(e.queries, plan.grad_queries);
     if constexpr (mixes_key_sums<V>)
       rows.added = {Divisor(e.readers()), plan.grad_denominators.data, plan.mixed_key_sums.data};
     if constexpr (mixes_products<V>)
@@ -359,19 +359,22 @@ struct CublasPass {
   }
   /// dK likewise.
   FeatureGradientRows<A> keys_gradient() const {
-    const A* const sums = normalizes<V> ? plan.grad_key_sums.data : nullptr;
-    return {e.keys,
-            plan.grad_keys.data,
-            e.feature_dim,
-            plan.rotation,
-            {Divisor(e.keys.of_block()), nullptr, sums}};
+    FeatureGradientRows<A> rows = gradient_rows(e.keys, plan.grad_keys);
+    if constexpr (normalizes<V>)
+      rows.added = {Divisor(e.keys.of_block()), nullptr, plan.grad_key_sums.data};
+    return rows;
+  }
+  FeatureGradientRows<A> gradient_rows(const PanelRows& rows, Span<A> gradient) const {
+    return {
+        rows, gradient.data, e.feature_dim, plan.rotation, plan.row_input.data, plan.grad_row.data,
+        {}};
   }
   /// The rest of a gradient's way to q or k.
   void unpack_gradient(FeatureGradientRows<A> rows, A scale, const TensorView<const T, 4>& x,
                        const TensorView<T, 4>& gradient, Update update) const {
     if constexpr (adds_own_key_sums) rows.added = {};  // finished
-    unpack_feature_gradient<rotates<V> && !adds_own_key_sums>(
-        device, of.variant.feature_map, scale, rows, x, gradient, update, row_buffers());
+    unpack_feature_gradient<rotates<V> && !adds_own_key_sums>(device, of.variant.feature_map, scale,
+                                                              rows, x, gradient, update);
   }
 
   /// dz~_i or, under MixedProduct, dz_b; and dQ, where own blocks add to it.
