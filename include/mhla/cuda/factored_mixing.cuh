@@ -27,6 +27,7 @@
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/mixing_product.hpp>
 #include <mhla/policy/traits.hpp>
+#include <optional>
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN
@@ -95,8 +96,11 @@ void for_each_copy(const MixingProduct& p, const MixingRows<A>& outputs,
                     p.rows, p.columns, p.stride, batch.coefficient});
 }
 
-/// Which entries of a triangular product's C count.
-inline LowerTriangle triangle_of(const MixingProduct& p) { return {0, p.rows - p.columns}; }
+/// Which entries of a product's C count: none means all.
+inline std::optional<LowerTriangle> triangle_of(const MixingProduct& p) {
+  if (!p.triangular) return {};
+  return LowerTriangle{0, p.rows - p.columns};
+}
 
 /// Calls visit(product) for the list, from its end to its begin.
 template <class M, class Visit>
@@ -229,8 +233,8 @@ struct FactoredMixing {
   /// S~_i and z~_i of every query block.
   void mix() const {
     for_each_list([&](Index matrix, const MixingLayout& layout, const auto& rows_of) {
-      mix_rows(layout, coefficients(matrix), rows_of(summaries()));
-      if constexpr (mixes_key_sums<V>) mix_rows(layout, coefficients(matrix), rows_of(key_sums()));
+      mix_rows(matrix, layout, rows_of(summaries()));
+      if constexpr (mixes_key_sums<V>) mix_rows(matrix, layout, rows_of(key_sums()));
     });
   }
 
@@ -239,11 +243,8 @@ struct FactoredMixing {
     set_zero(device, plan.grad_summaries);
     if constexpr (mixes_key_sums<V>) set_zero(device, plan.grad_key_sums);
     for_each_list([&](Index matrix, const MixingLayout& layout, const auto& rows_of) {
-      const Index size = e.mixing_size();
-      const MixingCoefficients<A> parts{
-          coefficients_wanted ? plan.grad_mixing.data + matrix * size : nullptr, e.matrices * size};
       const auto run = [&](const Arrays& values, const Arrays& grad) {
-        mix_rows_gradient(layout, coefficients(matrix), rows_of(values), parts, rows_of(grad));
+        mix_rows_gradient(matrix, layout, rows_of(values), rows_of(grad), coefficients_wanted);
       };
       run(summaries(), {e.summary_size(), plan.grad_summaries, plan.grad_mixed_summaries,
                         plan.grad_between_summaries});
@@ -283,44 +284,37 @@ struct FactoredMixing {
     return {e.feature_dim, plan.key_sums, plan.mixed_key_sums, plan.between_key_sums,
             plan.backward};
   }
+
   /// The list applied to the inputs of `rows`.
-  void mix_rows(const MixingLayout& layout, const MixingCoefficients<A>& c,
-                const MixingRows<A>& rows) const {
+  void mix_rows(Index matrix, const MixingLayout& layout, const MixingRows<A>& rows) const {
     mixing.for_each_product(layout, [&](const MixingProduct& p) {
       const Into into = p.add ? Into::add : Into::overwrite;
-      for_each_copy(p, rows, rows, c, false,
-                    [&](const auto& out, const auto& in, const auto& of_copy) {
-                      if (p.triangular) {
-                        multiply_lower(device, out, of_copy, in, triangle_of(p), into);
-                      } else {
-                        multiply(device, out, of_copy, in, into);
-                      }
+      for_each_copy(p, rows, rows, coefficients(matrix), false,
+                    [&](const auto& out, const auto& in, const auto& c) {
+                      multiply_lower(device, out, c, in, triangle_of(p), into);
                     });
     });
   }
   /// Its adjoint: adds to all rows that products read, of the gradients of those they write, and to
-  /// the coefficients' gradients, unless those are null.
-  void mix_rows_gradient(const MixingLayout& layout, const MixingCoefficients<A>& c,
-                         const MixingRows<A>& rows, const MixingCoefficients<A>& grad_c,
-                         const MixingRows<A>& grad) const {
+  /// the coefficients' gradients.
+  void mix_rows_gradient(Index matrix, const MixingLayout& layout, const MixingRows<A>& rows,
+                         const MixingRows<A>& grad, bool coefficients_wanted) const {
+    const Index size = e.mixing_size();
+    const MixingCoefficients<A> parts{plan.grad_mixing.data + matrix * size, e.matrices * size};
     set_zero(device, grad.between(mixing.num_rows(layout) - grad.region[2].first));
     for_each_product_backwards(mixing, layout, [&](const MixingProduct& p) {
-      if (grad_c.data != nullptr)
-        for_each_copy(p, grad, rows, grad_c, true,
-                      [&](const auto& out, const auto& in, const auto& of_copy) {
-                        multiply_right_transposed(device, of_copy, out, in, Into::add);
+      if (coefficients_wanted)
+        for_each_copy(p, grad, rows, parts, true,
+                      [&](const auto& grad_out, const auto& in, const auto& grad_c) {
+                        multiply_right_transposed(device, grad_c, grad_out, in, Into::add);
                       });
-      for_each_copy(
-          p, grad, grad, c, false, [&](const auto& out, const auto& in, const auto& of_copy) {
-            if (p.triangular) {
-              multiply_lower_transposed(device, in, of_copy, out, triangle_of(p), Into::add);
-            } else {
-              multiply_left_transposed(device, in, of_copy, out, Into::add);
-            }
-          });
+      for_each_copy(p, grad, grad, coefficients(matrix), false,
+                    [&](const auto& grad_out, const auto& grad_in, const auto& c) {
+                      multiply_lower_transposed(device, grad_in, c, grad_out, triangle_of(p),
+                                                Into::add);
+                    });
     });
   }
-
   MixingCoefficients<A> coefficients(Index matrix) const {
     const Index size = e.mixing_size();
     return {plan.mixing.data + matrix * size, e.mix_heads == 1 ? 0 : e.matrices * size};

@@ -31,6 +31,7 @@
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/token_block.cuh>
 #include <mhla/policy/causality.hpp>
+#include <optional>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -66,8 +67,11 @@ struct Mixing {
     A* const data = of.at(first_unit, queries.first_block, matrix);
     return {data, units, queries.blocks, of.size, of.of_block, unit_step * of.of_unit};
   }
-  /// Which entries a causal query sees in full.
-  LowerTriangle triangle() const { return {e.first_row, e.first_column + lag_of(sight_of<V>)}; }
+  /// Which entries a causal query sees in full; any other sees all.
+  std::optional<LowerTriangle> triangle() const {
+    if (!is_causal<V>) return {};
+    return LowerTriangle{e.first_row, e.first_column + lag_of(sight_of<V>)};
+  }
   /// A number of every query of query head g, one block per row.
   template <class A>
   Panels<A> queries_of(Span<A> rows, Index g) const {
@@ -241,12 +245,8 @@ struct CublasPass {
     }
     for_each_mixing([&](const Mixing<V>& m) {
       const auto mix_rows = [&](const BlockRows<A>& rows, const BlockRows<A>& to) {
-        if (is_causal<V>) {
-          multiply_lower(device, m.query_blocks(to), m.matrix_of(plan.mixing), m.key_blocks(rows),
-                         m.triangle());
-        } else {
-          multiply(device, m.query_blocks(to), m.matrix_of(plan.mixing), m.key_blocks(rows));
-        }
+        multiply_lower(device, m.query_blocks(to), m.matrix_of(plan.mixing), m.key_blocks(rows),
+                       m.triangle(), Into::overwrite);
       };
       mix_rows(from.summaries, mixtures().summaries);
       if constexpr (mixes_key_sums<V>) mix_rows(from.key_sums, mixtures().key_sums);
@@ -307,13 +307,12 @@ struct CublasPass {
              queries(plan.rotated_queries, e.feature_dim), mixed_summaries(plan.mixed_summaries));
     if constexpr (is_causal_within_block<V>) own_blocks().read_out(plan.outputs.data);
     scatter<T, A>(device, e.queries, plan.outputs.data, y, Update::overwrite,
-                  normalizes<V> ? plan.denominators.data : nullptr);
+                  plan.denominators.data);
   }
 
   /// U = dy / den of every query.
   void divide(const TensorView<const T, 4>& dy) const {
-    gather(device, e.queries, dy, plan.outputs.data,
-           normalizes<V> ? plan.denominators.data : nullptr);
+    gather(device, e.queries, dy, plan.outputs.data, plan.denominators.data);
   }
 
   /// dS~_i = Q^r^T U, dQ^r = U S~^T and c; under Causal the own block's part of dK^r, dV and dm_ii.
@@ -350,24 +349,23 @@ struct CublasPass {
 
   /// dQ, before it is rotated back and the denominators add to it.
   FeatureGradientRows<A> queries_gradient() const {
-    FeatureGradientRows<A> rows = gradient_rows(e.queries, plan.grad_queries);
+    WeightedRow<A> added;
     if constexpr (mixes_key_sums<V>)
-      rows.added = {Divisor(e.readers()), plan.grad_denominators.data, plan.mixed_key_sums.data};
+      added = {Divisor(e.readers()), plan.grad_denominators.data, plan.mixed_key_sums.data};
     if constexpr (mixes_products<V>)
-      rows.added = {Divisor(e.queries.of_block()), plan.grad_products.data, plan.key_sums.data};
-    return rows;
+      added = {Divisor(e.queries.of_block()), plan.grad_products.data, plan.key_sums.data};
+    return gradient_rows(e.queries, plan.grad_queries, added);
   }
   /// dK likewise.
   FeatureGradientRows<A> keys_gradient() const {
-    FeatureGradientRows<A> rows = gradient_rows(e.keys, plan.grad_keys);
-    if constexpr (normalizes<V>)
-      rows.added = {Divisor(e.keys.of_block()), nullptr, plan.grad_key_sums.data};
-    return rows;
+    return gradient_rows(e.keys, plan.grad_keys,
+                         {Divisor(e.keys.of_block()), nullptr, plan.grad_key_sums.data});
   }
-  FeatureGradientRows<A> gradient_rows(const PanelRows& rows, Span<A> gradient) const {
-    return {
-        rows, gradient.data, e.feature_dim, plan.rotation, plan.row_input.data, plan.grad_row.data,
-        {}};
+  FeatureGradientRows<A> gradient_rows(const PanelRows& rows, Span<A> gradient,
+                                       const WeightedRow<A>& added) const {
+    return {rows,          gradient.data,       e.feature_dim,
+            plan.rotation, plan.row_input.data, plan.grad_row.data,
+            added};
   }
   /// The rest of a gradient's way to q or k.
   void unpack_gradient(FeatureGradientRows<A> rows, A scale, const TensorView<const T, 4>& x,
@@ -423,13 +421,8 @@ struct CublasPass {
     for_each_mixing([&](const Mixing<V>& m) {
       const auto mix_rows = [&](const BlockRows<A>& rows, const BlockRows<A>& grad) {
         const Into into = m.matrix == 0 ? Into::overwrite : Into::add;
-        if (is_causal<V>) {
-          multiply_lower_transposed(device, m.key_blocks(grad), m.matrix_of(plan.mixing),
-                                    m.query_blocks(rows), m.triangle(), into);
-        } else {
-          multiply_left_transposed(device, m.key_blocks(grad), m.matrix_of(plan.mixing),
-                                   m.query_blocks(rows), into);
-        }
+        multiply_lower_transposed(device, m.key_blocks(grad), m.matrix_of(plan.mixing),
+                                  m.query_blocks(rows), m.triangle(), into);
       };
       mix_rows(from.summaries, to.summaries);
       if constexpr (mixes_key_sums<V>) mix_rows(from.key_sums, to.key_sums);

@@ -310,10 +310,9 @@ void run_backward_in_parts(const BackwardCall<V, T>& call, const PlanType& large
         FactoredMixing<V, Accumulator<T>>{call.device, call.attention, plan}.parameter_gradient(
             mix, to.view, call.update);
     } else {
-      const auto* const own = is_causal_within_block<V> ? plan.grad_own_mixing.data : nullptr;
       const Index count = plan.extents.units() * plan.extents.matrices;
-      write_mixing_gradient(call, plan.extents, plan.grad_mixing, plan.splits * count, own, count,
-                            sight_of<V>, to);
+      write_mixing_gradient(call, plan.extents, plan.grad_mixing, plan.splits * count,
+                            plan.grad_own_mixing.data, count, sight_of<V>, to);
     }
   };
   clear_parts();

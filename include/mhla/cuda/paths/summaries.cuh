@@ -156,9 +156,8 @@ struct SummaryPass {
                        of.own_keys(plan.weight_scale())});
   }
 
-  /// What queries keep for the other gradients; weights are 1 without a normalizer.
+  /// What queries keep for the other gradients; weights, null without a normalizer, are 1 then.
   QueryNumbers query_numbers() const {
-    if constexpr (!normalizes<V>) return {nullptr, nullptr, plan.own_products.data};
     return {plan.weights.data, plan.sum_weights.data, plan.own_products.data};
   }
 

@@ -140,7 +140,6 @@ template <class V>
 struct TokenCost {
   /// Tokens of all heads of queries, or of all units of keys.
   struct Side {
-    double heads;
     double tokens;
     double blocks;        // of all heads
     double block_tokens;  // of the longest
@@ -154,12 +153,11 @@ struct TokenCost {
   static constexpr double warps = 8;
 
   Side queries() const {
-    return {size.heads, size.queries, size.heads * size.query_blocks, size.query_block_tokens,
+    return {size.queries, size.heads * size.query_blocks, size.query_block_tokens,
             size.mixed_summaries};
   }
   Side keys() const {
-    return {size.units, size.keys, size.units * size.key_blocks, size.key_block_tokens,
-            size.key_summaries};
+    return {size.keys, size.units * size.key_blocks, size.key_block_tokens, size.key_summaries};
   }
   Index rows() const { return tile_rows(static_cast<Index>(size.key_dim)); }
   double tiles(const Side& x) const { return x.blocks * tiles_of(x.block_tokens, rows()); }
