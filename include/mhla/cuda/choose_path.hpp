@@ -8,7 +8,6 @@
 #include <mhla/core/error.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/device.hpp>
-#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/paths/cublas.hpp>
 #include <mhla/cuda/paths/quadratic.hpp>
 #include <mhla/cuda/paths/resident.hpp>
@@ -170,16 +169,6 @@ CallMemory memory_of(CudaPath path, const Call<V, T>& call) {
       memory = memory_of<typename Path::template Plan<V, T>>(call);
   });
   return memory;
-}
-
-/// The head dimensions that a program compiles for a variant; none if there is nothing to compile.
-template <class V, class T>
-HeadDimsList head_dims_of() {
-  if constexpr (has_fused_passes<V, T>) {
-    return CompiledKernels<V, T>::head_dims();
-  } else {
-    return {};
-  }
 }
 
 }  // namespace cuda

@@ -19,6 +19,7 @@
 // Everything that depends on a sequence's position is read from device memory.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -57,17 +58,14 @@ struct DecodeStep {
   DecodeExtents e;
   DecodeMemory<A> memory;
   Index first_sequence;
-  PanelRows queries;  // [sequences, kv_heads, group_size, tokens]
-  PanelRows keys;     // [sequences, kv_heads, tokens]
+  Index tokens;
   const A* mixing;
 
-  MHLA_HOST_DEVICE Index tokens() const { return keys.table.block_tokens; }
   MHLA_HOST_DEVICE DecodeTile tile(Index item) const {
     const Index at = memory.positions[first_sequence + item];
     const Index block = at / e.block_tokens;
     const Index first = at % e.block_tokens;
-    return {block, first, tokens(),
-            at + tokens() <= e.capacity && first + tokens() <= e.block_tokens};
+    return {block, first, tokens, at + tokens <= e.capacity && first + tokens <= e.block_tokens};
   }
   // Unit u counts the kv heads of this tile's sequences; its memory is indexed over all sequences.
   MHLA_HOST_DEVICE Index memory_of(Index u) const { return first_sequence * e.kv_heads + u; }
@@ -127,8 +125,8 @@ struct DecodeStep {
     DecodeTile tile;
   };
   MHLA_HOST_DEVICE Query query(Index row) const {
-    const Index u = row / (tokens() * e.group_size);
-    return {u, row / tokens() % e.group_size, row % tokens(), tile(u / e.kv_heads)};
+    const Index u = row / (tokens * e.group_size);
+    return {u, row / tokens % e.group_size, row % tokens, tile(u / e.kv_heads)};
   }
 };
 
@@ -137,19 +135,18 @@ template <class A>
 struct TurnDecoded {
   DecodeStep<A> step;
   RotationTable<A> rotation;
-  Index rows_of_item;
   const A* features;  // [rows, D]
   A* rotated;         // the same; null: to the open block's keys
 
   MHLA_HOST_DEVICE void operator()(Index i) const {
     const Index pairs = step.e.feature_dim / 2;
     const Index r = i / pairs;
-    const DecodeTile tile = step.tile(r / rows_of_item);
+    const Index heads = rotated != nullptr ? step.e.heads() : step.e.kv_heads;
+    const DecodeTile tile = step.tile(r / (heads * step.tokens));
     if (!tile.fits) return;
-    const Index t = r % step.tokens();
-    A* const to = rotated != nullptr
-                      ? rotated + r * step.e.feature_dim
-                      : step.key(r / step.tokens(), tile.open_turn(), tile.first + t);
+    const Index t = r % step.tokens;
+    A* const to = rotated != nullptr ? rotated + r * step.e.feature_dim
+                                     : step.key(r / step.tokens, tile.open_turn(), tile.first + t);
     const Index position = tile.block * step.e.block_tokens + tile.first + t;
     const std::int32_t coordinate[3] = {0, 0, static_cast<std::int32_t>(position)};
     rotation.turn(coordinate, i % pairs, features + r * step.e.feature_dim, to, Turn::forward);
@@ -164,8 +161,8 @@ struct KeepRows {
 
   MHLA_HOST_DEVICE void operator()(Index i) const {
     const Index c = i % rows.extent[3];
-    const Index u = i / rows.extent[3] / step.tokens();
-    const Index t = i / rows.extent[3] % step.tokens();
+    const Index u = i / rows.extent[3] / step.tokens;
+    const Index t = i / rows.extent[3] % step.tokens;
     const DecodeTile tile = step.tile(u / step.e.kv_heads);
     if (!tile.fits) return;
     A* const to = are_keys ? step.key(u, tile.open_turn(), tile.first + t)
@@ -370,16 +367,12 @@ struct CopyChunk {
 };
 
 /// Advances the sequences by the tile.
+template <class A>
 struct AdvancePositions {
-  Index* positions;
-  Index first_sequence;
-  Index tokens;
-  Index block_tokens;
-  Index capacity;
+  DecodeStep<A> step;
 
   MHLA_HOST_DEVICE void operator()(Index s) const {
-    Index& at = positions[first_sequence + s];
-    if (at + tokens <= capacity && at % block_tokens + tokens <= block_tokens) at += tokens;
+    if (step.tile(s).fits) step.memory.positions[step.first_sequence + s] += step.tokens;
   }
 };
 
@@ -414,34 +407,31 @@ void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decod
   const auto& attention = decoder.attention;
   const Index sequences = q.extent[0];
   const Index tokens = q.extent[2];
+  const Index units = sequences * e.kv_heads;
+  const Index key_rows = units * tokens;
+  const Index query_rows = key_rows * e.group_size;
+  const DecodeStep<A> step{e, decoder.memory, first_sequence, tokens, scratch.mixing.data};
   BlockTable table = scratch.tile;
   table.block_tokens = tokens;
-  const DecodeStep<A> step{e,
-                           decoder.memory,
-                           first_sequence,
-                           {table, sequences, e.kv_heads, e.group_size},
-                           {table, sequences, e.kv_heads, 1},
-                           scratch.mixing.data};
-  const Index query_rows = step.queries.count();
-  const Index key_rows = step.keys.count();
-  const Index units = step.keys.units();
-  // Positions come from device memory, not from a table, so features are rotated separately.
-  const RotationTable<A> not_yet;
-  const auto pack = [&](A scale, const TensorView<const T, 4>& x, const PanelRows& rows, A* to) {
-    pack_features<false>(
-        device, attention.feature_map, scale, x,
-        FeatureRows<A>{rows, e.feature_dim, not_yet, to, to, scratch.row_input.data});
+  const auto pack = [&](const TensorView<const T, 4>& x, A scale, Index heads, A* to) {
+    // Positions come from device memory, not from a table, so features are rotated separately.
+    const RotationTable<A> not_yet;
+    pack_features<false>(device, attention.feature_map, scale, x,
+                         FeatureRows<A>{{table, sequences, e.kv_heads, heads},
+                                        e.feature_dim,
+                                        not_yet,
+                                        to,
+                                        to,
+                                        scratch.row_input.data});
   };
-  pack(A(1), k, step.keys, scratch.key_features.data);
-  pack(static_cast<A>(attention.scale), q, step.queries, scratch.queries.data);
+  pack(k, A(1), 1, scratch.key_features.data);
+  pack(q, static_cast<A>(attention.scale), e.group_size, scratch.queries.data);
   if constexpr (rotates<V>) {
     const Index pairs = e.feature_dim / 2;
     launch(device, key_rows * pairs,
-           TurnDecoded<A>{step, scratch.rotation, e.kv_heads * tokens, scratch.key_features.data,
-                          nullptr});
+           TurnDecoded<A>{step, scratch.rotation, scratch.key_features.data, nullptr});
     launch(device, query_rows * pairs,
-           TurnDecoded<A>{step, scratch.rotation, e.kv_heads * e.group_size * tokens,
-                          scratch.queries.data, scratch.rotated.data});
+           TurnDecoded<A>{step, scratch.rotation, scratch.queries.data, scratch.rotated.data});
   } else {
     const auto keys = make_view(static_cast<const A*>(scratch.key_features.data), sequences,
                                 e.kv_heads, tokens, e.feature_dim);
@@ -461,12 +451,10 @@ void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decod
   launch(device, query_rows * e.value_dim,
          ReadOutDecoded<T, A>{step, scratch.rotated.data, scratch.scores.data, normalizes<V>,
                               std::numeric_limits<A>::quiet_NaN(), y});
-  const Index share = tokens * ceil_div(e.feature_dim, e.block_tokens);
-  const Index max_rows = share < e.feature_dim ? share : e.feature_dim;
+  const Index max_rows =
+      (std::min)(tokens * ceil_div(e.feature_dim, e.block_tokens), e.feature_dim);
   launch(device, units * max_rows * e.value_dim, PrepareNextBlock<A>{step, max_rows});
-  launch(device, sequences,
-         AdvancePositions{decoder.memory.positions.data, first_sequence, tokens, e.block_tokens,
-                          e.capacity});
+  launch(device, sequences, AdvancePositions<A>{step});
 }
 
 template <class V, class T>

@@ -15,6 +15,7 @@
 #include <mhla/cuda/choose_path.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/forward_state.hpp>
+#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
@@ -30,7 +31,9 @@ namespace cuda {
 template <class T, class V>
 Call<V, T> call_of(const V& attention, const Problem& problem, const CudaDevice& device,
                    Direction direction, StateUse state) {
-  return {attention, problem, direction, state, head_dims_of<V, T>(), device.products()};
+  HeadDimsList compiled;  // none if there is nothing to compile
+  if constexpr (has_fused_passes<V, T>) compiled = CompiledKernels<V, T>::head_dims();
+  return {attention, problem, direction, state, compiled, device.products()};
 }
 /// Bytes of workspace of one direction.
 template <class T, class V>

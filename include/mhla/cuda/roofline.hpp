@@ -207,12 +207,9 @@ struct CallSize {
   double mix_rows = number(e.mix_rows);    // of the longest sequence
   double mix_columns = number(e.mix_columns);
 
-  // Tokens of all heads; entries of the block table of all heads; summaries of key blocks, and
-  // mixed ones of query blocks.
+  // Tokens of all heads; summaries of key blocks, and mixed ones of query blocks.
   double queries = heads * number(problem.shape.query_tokens);
   double keys = units * number(problem.shape.key_tokens);
-  double query_entries = heads * query_blocks * query_block_tokens;
-  double key_entries = units * key_blocks * key_block_tokens;
   double key_summaries = units * key_blocks;
   double mixed_summaries = units * query_blocks * matrices;
   double summary = feature_dim * value_dim;

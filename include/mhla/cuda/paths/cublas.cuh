@@ -456,7 +456,7 @@ struct CublasPass {
 
 template <class Dims, class V, class T>
 void CublasPath::forward(const ForwardCall<V, T>& call) {
-  const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
+  const auto largest = plan_of_parts<Plan<V, T>>(call);
   const BorrowedCublas cublas(call.device, largest.cublas);
   for_each_part(call, largest, [&](const auto& part, const auto& cut) {
     CublasPass<V, T>{part}.forward(cut(call.y));
@@ -465,7 +465,7 @@ void CublasPath::forward(const ForwardCall<V, T>& call) {
 
 template <class Dims, class V, class T>
 void CublasPath::backward(const BackwardCall<V, T>& call) {
-  const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
+  const auto largest = plan_of_parts<Plan<V, T>>(call);
   const BorrowedCublas cublas(call.device, largest.cublas);
   run_backward_in_parts(
       call, largest, [&](const auto& part, const auto& dy, const auto& gradients) {

@@ -29,8 +29,8 @@ struct CublasCost {
   CallSize<V> size;
 
   // Rows of panels, of queries and of keys.
-  double query_rows = size.query_entries;
-  double key_rows = size.key_entries;
+  double query_rows = size.heads * size.query_blocks * size.query_block_tokens;
+  double key_rows = size.units * size.key_blocks * size.key_block_tokens;
   // FLOPs of the products: with summaries of all keys and of all queries, and of mixing.
   double of_keys = 2 * key_rows * size.summary;
   double of_queries = 2 * query_rows * size.summary;

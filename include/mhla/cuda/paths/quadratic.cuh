@@ -38,7 +38,7 @@ PairOperands<T, typename V::FeatureMapType, rotates<V>> pair_operands(
 template <class Dims, class V, class T>
 void QuadraticPath::forward(const ForwardCall<V, T>& call) {
   using Traits = fused::PairTraitsOf<Dims, V, T>;
-  for_each_part(call, plan_of_parts<fused::PairPlan<V>>(call), [&](const auto& of, const auto&) {
+  for_each_part(call, plan_of_parts<Plan<V, T>>(call), [&](const auto& of, const auto&) {
     fused::run_over_items(
         call.device, of.e.queries.batch,
         fused::AttendPairs<Traits>{pair_operands(of), fused::tokens(call.y, of.e.queries.table),
@@ -51,7 +51,7 @@ template <class Dims, class V, class T>
 void QuadraticPath::backward(const BackwardCall<V, T>& call) {
   using Traits = fused::PairTraitsOf<Dims, V, T>;
   const GradientViews<T>& to = call.gradients;
-  for_each_part(call, plan_of_parts<fused::PairPlan<V>>(call), [&](const auto& of, const auto&) {
+  for_each_part(call, plan_of_parts<Plan<V, T>>(call), [&](const auto& of, const auto&) {
     const auto& plan = of.plan;
     const BlockTable& queries = of.e.queries.table;
     const BlockTable& keys = of.e.keys.table;

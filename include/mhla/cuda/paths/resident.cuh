@@ -24,7 +24,8 @@ namespace fused {
 
 /// Launches the kernel for slices of `Slice` value columns.
 template <int Slice, class Dims, class V, class T>
-void attend_resident_slices(const Operands<V, T, ResidentPlan<V>>& of, const TensorView<T, 4>& y) {
+void attend_resident_slices(const Operands<V, T, ResidentPath::Plan<V, T>>& of,
+                            const TensorView<T, 4>& y) {
   using Traits =
       KernelTraits<T, typename V::FeatureMapType, rotates<V>, Dims::key_dim, Dims::value_dim>;
   const Extents<V>& e = of.e;
@@ -58,7 +59,7 @@ void ResidentPath::forward(const ForwardCall<V, T>& call) {
                 fused::has_resident_kernels(Dims::key_dim, Dims::value_dim)) {
     const Index columns = slice<V>(call.problem, shared_bytes_of_device(NominalGpu().shared_bytes));
     compiled = fused::visit_resident_slice<Dims::value_dim>(columns, [&](auto slice) {
-      for_each_part(call, plan_of_parts<ResidentPlan<V>>(call), [&](const auto& of, const auto&) {
+      for_each_part(call, plan_of_parts<Plan<V, T>>(call), [&](const auto& of, const auto&) {
         fused::attend_resident_slices<decltype(slice)::value, Dims>(of, call.y);
       });
     });

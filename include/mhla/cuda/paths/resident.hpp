@@ -18,10 +18,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Such a call's workspace: tables alone.
-template <class V>
-using ResidentPlan = TablePlan<V, float, true>;
-
 /// One fused kernel, for few blocks; forward only.
 struct ResidentPath {
   static constexpr CudaPath id = CudaPath::resident;
@@ -30,7 +26,7 @@ struct ResidentPath {
   static constexpr bool keeps_state = false;
   static constexpr bool is_fused = true;
   template <class V, class T>
-  using Plan = ResidentPlan<V>;
+  using Plan = TablePlan<V, float, true>;
 
   template <class V>
   static Index slice(const Problem& problem, Index shared_bytes) {

@@ -243,7 +243,7 @@ struct SummaryPass {
 
 template <class Dims, class V, class T>
 void SummariesPath::forward(const ForwardCall<V, T>& call) {
-  const auto largest = plan_of_parts<fused::SummaryPlan<V, T>>(call);
+  const auto largest = plan_of_parts<Plan<V, T>>(call);
   for_each_part(call, largest, [&](const auto& part, const auto& cut) {
     fused::SummaryPass<Dims, V, T>{part}.forward(cut(call.y));
   });
@@ -251,7 +251,7 @@ void SummariesPath::forward(const ForwardCall<V, T>& call) {
 
 template <class Dims, class V, class T>
 void SummariesPath::backward(const BackwardCall<V, T>& call) {
-  const auto largest = plan_of_parts<fused::SummaryPlan<V, T>>(call);
+  const auto largest = plan_of_parts<Plan<V, T>>(call);
   run_backward_in_parts(call, largest,
                         [&](const auto& part, const auto& dy, const auto& gradients) {
                           fused::SummaryPass<Dims, V, T>{part}.backward(dy, gradients, call.update);
