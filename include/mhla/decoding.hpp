@@ -28,7 +28,6 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/decode_step.hpp>
-#include <mhla/cpu/recurrent_decode_step.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/cpu/token_block.hpp>
 #include <mhla/policy/block_geometry.hpp>
@@ -149,7 +148,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
             const std::type_identity_t<TensorView<const T, 4>>& k,
             const std::type_identity_t<TensorView<const T, 4>>& v,
             const std::type_identity_t<TensorView<T, 4>>& y) {
-    advance(executor, 0, shape_.batch, q, k, v, y);
+    advance(executor, 0, shape_.batch, {q, k, v, y});
   }
   /// On the calling thread.
   void step(const std::type_identity_t<TensorView<const T, 4>>& q,
@@ -166,7 +165,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
                const std::type_identity_t<TensorView<const T, 4>>& k,
                const std::type_identity_t<TensorView<const T, 4>>& v,
                const std::type_identity_t<TensorView<T, 4>>& y) {
-    advance(executor, checked_sequence(shape_, sequence), 1, q, k, v, y);
+    advance(executor, checked_sequence(shape_, sequence), 1, {q, k, v, y});
   }
   /// On the calling thread.
   void prefill(Index sequence, const std::type_identity_t<TensorView<const T, 4>>& q,
@@ -343,24 +342,22 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   }
 
   void advance(const ExecutorRef& executor, Index first_sequence, Index sequences,
-               const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
-               const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
-    const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
+               const DecodeTensors<T>& x) {
+    const Index tokens = checked_decoder_tokens(shape_, sequences, x);
     for (Index s = first_sequence; s < first_sequence + sequences; ++s)
       require_room(s, position(s), tokens, capacity_, mix_limits<V>(mix_shape_.mix_query_blocks));
-    require_decoder_tensors(attention_, q, k, v, y).require_addresses();
+    require_decoder_tensors(attention_, x).require_addresses();
     if (executor.num_slots() > shape_.num_slots)
       throw StateError({"mhla: num_slots: the executor has ", executor.num_slots(),
                         " but the decoder was made for ", shape_.num_slots});
 
-    if (y.size() > 0) {
+    if (x.y.size() > 0) {
       const Index first = first_sequence * shape_.kv_heads;
       const Index units = sequences * shape_.kv_heads;
       for (Index u = first; u < first + units; ++u) undo(u).forget();
       try {
         executor.parallel_for(units, [&](Index task, Index slot) {
-          run_unit(first + task, slots_[static_cast<std::size_t>(slot)], first_sequence,
-                   {q, k, v, y});
+          run_unit(first + task, slots_[static_cast<std::size_t>(slot)], first_sequence, x);
         });
       } catch (...) {
         for (Index u = first; u < first + units; ++u) undo(u).restore(extents_, unit(u));
@@ -371,17 +368,10 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
       positions_[static_cast<std::size_t>(s)] += tokens;
   }
 
-  struct StepViews {
-    TensorView<const T, 4> q;
-    TensorView<const T, 4> k;
-    TensorView<const T, 4> v;
-    TensorView<T, 4> y;
-  };
-
   // All tokens of one kv head of one sequence; the first sequence is item 0 of the tensors.
-  void run_unit(Index index, const Slot& slot, Index first_sequence, const StepViews& views) {
+  void run_unit(Index index, const Slot& slot, Index first_sequence, const DecodeTensors<T>& x) {
     const Index sequence = index / shape_.kv_heads;
-    const Index tokens = views.y.extent[2];
+    const Index tokens = x.y.extent[2];
     Index at = position(sequence);
     undo(index).begin(unit(index), at / extents_.block_tokens, at % extents_.block_tokens);
     for (Index done = 0; done < tokens;) {
@@ -390,7 +380,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
           at / extents_.block_tokens, first,
           (std::min)({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
       undo(index).keep(extents_, unit(index), tile);
-      run_tile(TileRun(*this, index, tile, slot, first_sequence, done, at), views);
+      run_tile(TileRun(*this, index, tile, slot, first_sequence, done, at), x);
       at += tile.tokens;
       done += tile.tokens;
     }
@@ -435,7 +425,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     }
   };
 
-  void run_tile(const TileRun& at, const StepViews& step) const {
+  void run_tile(const TileRun& at, const DecodeTensors<T>& step) const {
     const cpu::DecodeTile& tile = at.tile;
     const cpu::DecodeUnit<A>& unit = at.unit;
     const cpu::DecodeExtents& e = extents_;
@@ -477,20 +467,18 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   }
 
   // Adds the tile to the open block's keys and values; returns its keys before the rotation.
-  cpu::Panel<A> pack_open_keys(const TileRun& at, const StepViews& step) const {
+  cpu::Panel<A> pack_open_keys(const TileRun& at, const DecodeTensors<T>& step) const {
     const cpu::DecodeTile& tile = at.tile;
-    const auto tile_of = [&](Span<A> rows, Index cols) {
-      return cpu::Panel<A>{rows.data + tile.first * cols, tile.tokens, cols, cols};
-    };
     const cpu::Panel<A> keys = at.panel(at.slot.keys, extents_.feature_dim);
-    const cpu::Panel<A> open_keys = tile_of(at.unit.keys[tile.open_turn()], extents_.feature_dim);
+    const cpu::Panel<A> open_keys =
+        at.unit.key_rows(extents_, tile.open_turn(), tile.first, tile.tokens);
     cpu::pack_features(features_of(at, A(1)), cpu::TokenRows<const T>(step.k, at.item, at.kv_head),
                        cpu::FeaturePanels<A>{keys, open_keys}, at.slot.row);
     if (!rotation_.rotates())
       for (Index t = 0; t < tile.tokens; ++t)
         cpu::copy_row(open_keys.row(t), keys.row(t), extents_.feature_dim);
     cpu::gather<T, A>(at.table, at.tokens, cpu::TokenRows<const T>(step.v, at.item, at.kv_head), {},
-                      tile_of(at.unit.values[tile.open_turn()], extents_.value_dim));
+                      at.unit.value_rows(extents_, tile.open_turn(), tile.first, tile.tokens));
     return keys;
   }
   // p_t by one matrix, in the slot's key_sums.
@@ -501,15 +489,14 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     if (at.tile.block == 0) {
       std::fill_n(running, features, A(0));
     } else {
-      cpu::copy_row(running, at.unit.mixed_sums[at.tile.open_turn()].data + matrix * features,
-                    features);
+      cpu::copy_row(running, at.unit.mixed_sum(extents_, at.tile.open_turn(), matrix), features);
     }
     cpu::add_scaled_row(running, open_weight, key_sum.data, features);
-    cpu::running_key_sums<A>(keys, open_weight, {at.slot.running},
-                             at.panel(at.slot.key_sums, features));
+    cpu::add_rows<A>({at.slot.running}, open_weight, keys, Into::add,
+                     at.panel(at.slot.key_sums, features));
   }
   // y of a query head.
-  void read_out(const TileRun& at, const StepViews& step, Index matrix,
+  void read_out(const TileRun& at, const DecodeTensors<T>& step, Index matrix,
                 const cpu::DecodeWeights<A>& weights, Index head) const {
     const cpu::DecodeExtents& e = extents_;
     const Slot& slot = at.slot;

@@ -15,7 +15,6 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/forward_unit.hpp>
-#include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -35,10 +34,10 @@ struct BackwardRequest {
   bool mixing() const { return gradients.mix.wanted; }
   /// dS~: needed for dk, dv and dmix.
   bool mixed_summaries() const { return keys() || mixing(); }
+  /// What own queries send back to keys' features: needed for dk and m_ii's gradient.
+  bool own_keys() const { return gradients.key.wanted || mixing(); }
   /// c, the gradient of the denominators: needed for all but dv.
-  bool denominators() const {
-    return normalizes<L> && (query() || gradients.key.wanted || mixing());
-  }
+  bool denominators() const { return normalizes<L> && (query() || own_keys()); }
   /// dQ^r = U S~^T: needed for dq and c.
   bool query_features() const { return query() || denominators(); }
 };
@@ -78,22 +77,21 @@ void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
   const Extents& e = plan.extents;
   const Span<A> grad_products = unit.memory.denominators;  // which are no longer needed
   loop.parallel_for(e.group_size, [&](Index g, Index) {
-    mixed_product_gradient<A>(unit_mixing(plan, unit, g),
-                              head_offsets(e, unit.memory.grad_denominators, g),
-                              head_offsets(e, grad_products, g));
+    multiply_left_transposed<A>(head_offsets(e, grad_products, g), unit_mixing(plan, unit, g),
+                                head_offsets(e, unit.memory.grad_denominators, g));
   });
   loop.parallel_for(unit.queries.blocks, [&](Index i, Index slot) {
     const SlotScratch<A>& scratch = plan.scratch[slot];
     const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
     const Span<A> grad_key_sum{unit.memory.grad_key_sums.data + i * e.feature_dim, e.feature_dim};
-    for (Index c = 0; c < e.feature_dim; ++c) grad_key_sum[c] = A(0);
+    std::fill_n(grad_key_sum.data, grad_key_sum.size, A(0));
     for (Index g = 0; g < e.group_size; ++g) {
       for (Index t = 0; t < block.tiles; ++t) {
         const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + t];
         const Span<A> weight = tile_offsets(e, grad_products, g, i, tile);
         if (request.gradients.key.wanted) {
           const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, scratch);
-          own_key_sum_gradient<A>(q.features, weight, grad_key_sum, Into::add);
+          weighted_row_sum<A>(grad_key_sum, q.features, weight, Into::add);
         }
         if (!request.query()) continue;
         unpack_feature_gradient(features_of(operands, operands.scale(), plan.tables.queries, tile),
@@ -241,7 +239,6 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
   const Extents& e = plan.extents;
   const SlotScratch<A>& scratch = k.scratch;
   const KeyGradients<A> own = by.own_gradients(k);
-  const bool keys_wanted = request.gradients.key.wanted || request.mixing();
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
     if (k.last) {  // no later tile has contributed to dP
       set_zero(own.rotated);
@@ -260,15 +257,19 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
       const Panel<const A> u = pack_grad_numerators(operands, query_rows(plan, unit, g, request.dy),
                                                     k.tile, denominators, scratch);
       by.add_own_queries(k, matrix, q.rotated, u, own, k.last && g == heads.first);
-      if (normalizes<L> && keys_wanted)
+      if (normalizes<L> && request.own_keys())
         add_weighted_rows<A>(own.features,
                              tile_offsets(e, unit.memory.grad_denominators, g, k.block, k.tile),
                              q.features);
     }
-    if (normalizes<L> && keys_wanted)
-      accumulate_backwards<A>(
-          own.features, {scratch.own.grad_running.data + matrix * e.feature_dim, e.feature_dim});
-
+    if (normalizes<L> && request.own_keys()) {
+      // dK_j / m_ii = w + sum over t >= j of c_t Q_t, which w becomes
+      A* const running = scratch.own.grad_running.data + matrix * e.feature_dim;
+      for (Index t = own.features.rows - 1; t >= 0; --t) {
+        add_scaled_row<A>(running, A(1), own.features.row(t), e.feature_dim);
+        copy_row(own.features.row(t), running, e.feature_dim);
+      }
+    }
     add_own_gradients(
         request, own_weight(plan, unit, matrix, k.block), k.features, own, k.gradients,
         request.mixing() ? unit.memory.grad_mixing.row(matrix) + plan.own_entry(k.block) : nullptr);

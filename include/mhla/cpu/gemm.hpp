@@ -78,7 +78,8 @@ void multiply(const Panel<T>& result, const Panel<const std::type_identity_t<T>>
 template <class T>
 void multiply_into_rows(const Rows<T>& result, const Panel<const std::type_identity_t<T>>& a,
                         const Panel<const std::type_identity_t<T>>& b,
-                        Span<const std::type_identity_t<T>> scales, Prefetch* prefetch) {
+                        Span<const std::type_identity_t<T>> scales = {},
+                        Prefetch* prefetch = nullptr) {
   multiply(Product<T>{.rows = a.rows,
                       .cols = b.cols,
                       .depth = a.cols,

@@ -10,7 +10,7 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cpu/extents.hpp>
+#include <mhla/cpu/partition.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
 

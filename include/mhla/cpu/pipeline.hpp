@@ -27,9 +27,9 @@ MHLA_ONCE_A_CALL void checked_forward_into(const V& attention, const ExecutorRef
                                            CallMemory&& memory,
                                            ForwardState<Accumulator<T>>* save) {
   const Problem problem = checked_problem(attention, x.shape());
-  require_forward(attention, problem.shape, x, y, memory.given(), {}).require_addresses();
+  require_forward(attention, problem.shape, x, y, memory.workspace(), {}).require_addresses();
   ForwardCallOf<V, T> call;
-  call.template lay_out<T>(memory.arena(), attention, problem, executor);
+  call.template lay_out<T>(memory.arena, attention, problem, executor);
   memory.require_enough();
   call.run(attention, executor, x, y, save);
 }
@@ -44,10 +44,10 @@ MHLA_ONCE_A_CALL void checked_backward_into(const V& attention, const ExecutorRe
                                             const ForwardState<Accumulator<T>>* saved) {
   const Problem problem = checked_problem(attention, x.shape());
   require_enumerator("update", update, Update::accumulate);
-  require_backward(attention, problem.shape, x, dy, gradients, memory.given(), {})
+  require_backward(attention, problem.shape, x, dy, gradients, memory.workspace(), {})
       .require_addresses();
   BackwardCallOf<V, T> call;
-  call.template lay_out<T>(memory.arena(), attention, problem, executor);
+  call.template lay_out<T>(memory.arena, attention, problem, executor);
   const auto kept = call.template summaries<T>(attention, saved);
   memory.require_enough();
   call.run(attention, executor, x, dy, gradients, update, kept);

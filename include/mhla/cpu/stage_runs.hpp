@@ -14,10 +14,10 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/stage_states.hpp>
 #include <mhla/cpu/stage_units.hpp>
 #include <mhla/cpu/units.hpp>
-#include <mhla/cpu/used_blocks.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
@@ -70,7 +70,7 @@ class StageRun {
 
   void run(const stages::Summarize<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      const Operands<L, T> operands{lower(attention_), plan, {}, call.k, call.v, {}};
+      const Operands<L, T> operands{{{}, call.k, call.v, {}}, lower(attention_), plan};
       for_each_unit(plan, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
         summarize_for_float_mixing(operands, unit_at(plan, at, memory, call.summaries), loop);
       });
@@ -212,11 +212,8 @@ class StageRun {
   static constexpr std::false_type exact{};
   // Whether tokens' products are rounded: in stages of a forward pass, whose mixing is not.
   auto in_pairs() const {
-    const auto rounds = multiplies_pairs<T>(attention_, problem_);
-    if constexpr (std::is_same_v<decltype(rounds), const std::false_type>)
-      return exact;
-    else
-      return rounds && (problem_.stage == Stage::summarize || problem_.stage == Stage::read_out);
+    return and_not(multiplies_pairs<T>(attention_, problem_),
+                   problem_.stage != Stage::summarize && problem_.stage != Stage::read_out);
   }
 
   Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
@@ -243,8 +240,8 @@ class StageRun {
     body(plan);
   }
   Operands<L, T> packed(ForwardPlan& plan, const OperandViews<T>& x) const {
-    plan.pack_mixing(x.mix, exact);
-    return {lower(attention_), plan, x.q, x.k, x.v, x.mix};
+    plan.pack_mixing(x.mix);
+    return {x, lower(attention_), plan};
   }
   template <class Run>
   void for_each_unit(const ForwardPlan& plan, const Run& run_unit) const {
@@ -253,11 +250,7 @@ class StageRun {
   template <class Run>
   void for_each_unit(const BackwardRequest<L, T>& request, const BackwardPlan& backward,
                      const Run& run_unit) const {
-    run_backward_units(
-        request, backward, executor_,
-        [&](Index item, Index kv_head, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-          run_unit(item * problem_.shape.kv_heads + kv_head, memory, loop);
-        });
+    run_backward_units(request, backward, executor_, run_unit);
   }
 
   // Sums `at` in rows that have those of many units.

@@ -11,13 +11,11 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/factored_mixing.hpp>
-#include <mhla/cpu/factored_unit.hpp>
 #include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/stage_units.hpp>
-#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -9,12 +9,11 @@
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/backward_unit.hpp>
-#include <mhla/cpu/block_summary.hpp>
 #include <mhla/cpu/exact/backward.hpp>
 #include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/plan.hpp>
-#include <mhla/cpu/unit.hpp>
+#include <mhla/cpu/readout.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/stages/blocks.hpp>
 

@@ -147,50 +147,30 @@ SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries, Orient
                         blocks, normalizes<L>);
 }
 
-/// A unit with its summaries in its own memory or in that of a forward state.
+/// Unit `head` of a call: kv head head % kv_heads of a sequence. Its S and z are in `summaries`,
+/// its own memory or that of a forward state. Without any, as on the quadratic path, it has none,
+/// or if its summaries are in pairs z alone.
 template <class L, class A>
-Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const UnitMemory<A>& memory,
-                A* summaries, Orientation orientation) {
-  const SequenceSpan& keys = plan.tables.keys.sequences[sequence];
-  Unit<A> unit{plan.tables.queries.sequences[sequence],
+Unit<A> unit_of(const Plan<L, A>& plan, Index head, const UnitMemory<A>& memory,
+                Orientation orientation = Orientation::not_transposed, A* summaries = nullptr,
+                bool in_pairs = false) {
+  const Index kv_heads = plan.problem.shape.kv_heads;
+  const SequenceSpan& keys = plan.tables.keys.sequences[head / kv_heads];
+  Unit<A> unit{plan.tables.queries.sequences[head / kv_heads],
                keys,
-               kv_head,
+               head % kv_heads,
                memory,
-               summary_rows<L>(plan.extents, keys.blocks, summaries, orientation),
+               {},
                orientation,
                {}};
+  unit.in_pairs = in_pairs;
+  if (summaries != nullptr)
+    unit.summaries = summary_rows<L>(plan.extents, keys.blocks, summaries, orientation);
+  else if (in_pairs)
+    unit.summaries = SummaryRows<A>(nullptr, memory.summaries.data, plan.extents, orientation, 0,
+                                    keys.blocks, normalizes<L>);
   if constexpr (is_structured<L>)
     unit.products = plan.structure.products(keys.blocks, false, memory.mixing_products);
-  return unit;
-}
-
-/// A unit of the quadratic path, without summaries.
-template <class L, class A>
-Unit<A> unit_without_sums(const Plan<L, A>& plan, Index sequence, Index kv_head,
-                          const UnitMemory<A>& memory) {
-  return {plan.tables.queries.sequences[sequence],
-          plan.tables.keys.sequences[sequence],
-          kv_head,
-          memory,
-          {},
-          Orientation::not_transposed,
-          {}};
-}
-
-/// A unit whose summaries are in pairs: it has key sums alone.
-template <class L>
-Unit<float> unit_in_pairs(const Plan<L, float>& plan, Index sequence, Index kv_head,
-                          const UnitMemory<float>& memory, Orientation orientation) {
-  const SequenceSpan& keys = plan.tables.keys.sequences[sequence];
-  Unit<float> unit{plan.tables.queries.sequences[sequence],
-                   keys,
-                   kv_head,
-                   memory,
-                   SummaryRows<float>(nullptr, memory.summaries.data, plan.extents, orientation, 0,
-                                      keys.blocks, normalizes<L>),
-                   orientation,
-                   {}};
-  unit.in_pairs = true;
   return unit;
 }
 
@@ -245,13 +225,12 @@ void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows
   }
 }
 
-/// S and z of a unit, and y from them, where mixing is in float even if tokens' products are in
-/// pairs.
+/// S and z of a unit, and y from them, by mixing in float, even if tokens' products are in pairs.
 template <class L, class T, class A>
 void summarize_for_float_mixing(const Operands<L, T>& operands, const Unit<A>& unit,
                                 const ExecutorRef& loop) {
   if constexpr (std::is_same_v<T, BFloat16>)
-    if (operands.plan.pairs)
+    if (operands.plan.mixes_in_float)
       return pairs::summarize_unit(operands, unit, nullptr,
                                    pairs::KeptSummaries{unit.summaries, 0, true}, loop);
   summarize_unit(operands, unit, loop);
@@ -260,7 +239,8 @@ template <class L, class T, class A>
 void read_out_by_float_mixing(const Operands<L, T>& operands, const Unit<A>& unit,
                               const TensorView<T, 4>& y, const ExecutorRef& loop) {
   if constexpr (std::is_same_v<T, BFloat16>)
-    if (operands.plan.pairs) return read_out_unit(pairs::Forward<L>{operands, unit, true}, y, loop);
+    if (operands.plan.mixes_in_float)
+      return read_out_unit(pairs::Forward<L>{operands, unit, true}, y, loop);
   read_out_unit(exact::Forward<L, T>{operands, unit}, y, loop);
 }
 
@@ -285,19 +265,16 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
                                   const ForwardPlan<L, A>& forward, Span<A> saved,
                                   const ExecutorRef& executor) {
   const Plan<L, A>& plan = forward.plan;
-  const Index kv_heads = plan.problem.shape.kv_heads;
   const Index columns = plan.extents.value_dim;
-  const Index saved_size = forward.units() == 0 ? 0 : saved.size * forward.parts / forward.units();
+  const Index heads = forward.units() / forward.parts;
   const auto run = [&](Index index, const UnitMemory<A>& memory,
                        const ExecutorRef& loop) MHLA_ONCE_A_CALL {
     const Index head = index / forward.parts;
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
-        return quadratic::ForwardUnit<L, T>(
-                   operands, unit_without_sums(plan, head / kv_heads, head % kv_heads, memory), y)
-            .run(loop);
+        return quadratic::ForwardUnit<L, T>(operands, unit_of(plan, head, memory), y).run(loop);
     const Index first_column = index % forward.parts * columns;
-    A* const kept = saved.size > 0 ? saved.data + head * saved_size : nullptr;
+    A* const kept = saved.size > 0 ? saved.data + head * (saved.size / heads) : nullptr;
     const auto kept_rows = [&](Index blocks) {
       return summary_rows<L>(forward.whole, blocks, kept, Orientation::not_transposed);
     };
@@ -306,26 +283,19 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
     const TensorView<T, 4> results = value_columns(y, first_column, columns);
     if constexpr (std::is_same_v<T, BFloat16> && !is_structured<L>) {
       if (plan.pairs) {
-        const Unit<float> unit = unit_in_pairs(plan, head / kv_heads, head % kv_heads, memory,
-                                               Orientation::not_transposed);
+        const Unit<float> unit =
+            unit_of<L, float>(plan, head, memory, Orientation::not_transposed, nullptr, true);
         pairs::KeptSummaries to{{}, first_column};
         if (kept != nullptr) to.whole = kept_rows(unit.keys.blocks);
         if (forward_in_pairs(part, unit, to, results, loop)) return;
       }
     }
     A* const summaries = kept != nullptr && forward.parts == 1 ? kept : memory.summaries.data;
-    const Unit<A> unit = unit_of(plan, head / kv_heads, head % kv_heads, memory, summaries,
-                                 Orientation::not_transposed);
-    if constexpr (is_structured<L>)
-      summarize_for_float_mixing(part, unit, loop);
-    else
-      summarize_unit(part, unit, loop);
+    const Unit<A> unit = unit_of(plan, head, memory, Orientation::not_transposed, summaries);
+    summarize_for_float_mixing(part, unit, loop);
     if (kept != nullptr && forward.parts > 1)
       keep_part(unit.summaries, first_column, kept_rows(unit.keys.blocks), unit.keys.blocks);
-    if constexpr (is_structured<L>)
-      read_out_by_float_mixing(part, unit, results, loop);
-    else
-      read_out_unit(exact::Forward<L, T>{part, unit}, results, loop);
+    read_out_by_float_mixing(part, unit, results, loop);
   };
   run_units(plan, forward.units(), executor, run);
 }
@@ -375,7 +345,7 @@ BackwardRequest<L, BFloat16> backward_in_pairs(const Operands<L, BFloat16>& oper
   return left;
 }
 
-/// Calls run_unit(sequence, kv_head, memory, loop) for all units of a backward call.
+/// Calls run_unit(head, memory, loop) for all units of a backward call.
 template <class L, class T, class A, class Run>
 void run_backward_units(const BackwardRequest<L, T>& request, const BackwardPlan<L, A>& backward,
                         const ExecutorRef& executor, const Run& run_unit) {
@@ -394,7 +364,7 @@ void run_backward_units(const BackwardRequest<L, T>& request, const BackwardPlan
     }
     const Index end = even_split(sequences, partials.sequence_groups, group + 1);
     for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s)
-      run_unit(s, kv_head, memory, loop);
+      run_unit(s * kv_heads + kv_head, memory, loop);
   };
   run_units(plan, partials.count(), executor, run);
 }
@@ -425,33 +395,27 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
                                    const BackwardPlan<L, A>& backward, Span<const A> saved,
                                    const ExecutorRef& executor) {
   const Plan<L, A>& plan = backward.plan;
-  const Index kv_heads = plan.problem.shape.kv_heads;
-  const Index saved_size = saved.size == 0 ? 0 : saved.size / (plan.problem.sequences * kv_heads);
-  const auto run = [&](Index s, Index kv_head, const UnitMemory<A>& memory,
+  const Index heads = plan.problem.sequences * plan.problem.shape.kv_heads;
+  const auto run = [&](Index head, const UnitMemory<A>& memory,
                        const ExecutorRef& loop) MHLA_ONCE_A_CALL {
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
-        return quadratic::BackwardUnit<L, T>(operands, request,
-                                             unit_without_sums(plan, s, kv_head, memory))
+        return quadratic::BackwardUnit<L, T>(operands, request, unit_of(plan, head, memory))
             .run(loop);
-    const A* kept = saved.size == 0 ? nullptr : saved.data + (s * kv_heads + kv_head) * saved_size;
+    const A* kept = saved.size == 0 ? nullptr : saved.data + head * (saved.size / heads);
     BackwardRequest<L, T> left = request;
     if constexpr (std::is_same_v<T, BFloat16> && rounds_backward<L>) {
       if (plan.pairs) {
-        const auto in_pairs = [&] {
-          if constexpr (is_structured<L>)
-            return unit_of(plan, s, kv_head, memory, memory.summaries.data,
-                           Orientation::transposed);
-          else
-            return unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed);
-        };
-        left = backward_in_pairs(operands, request, in_pairs(), kept, loop);
+        const Unit<A> unit =
+            unit_of(plan, head, memory, Orientation::transposed,
+                    is_structured<L> ? memory.summaries.data : nullptr, !is_structured<L>);
+        left = backward_in_pairs(operands, request, unit, kept, loop);
         if (!left.query() && !left.mixed_summaries()) return;
         kept = nullptr;  // rounded
       }
     }
     const Unit<A> unit =
-        unit_of(plan, s, kv_head, memory, memory.summaries.data, Orientation::transposed);
+        unit_of(plan, head, memory, Orientation::transposed, memory.summaries.data);
     if (kept == nullptr) {
       summarize_unit(operands, unit, loop);
     } else {
@@ -488,9 +452,8 @@ class ForwardCall {
           save->prepare(problem_.shape, fingerprint_of<T>(attention, problem_, Borrowed::contents),
                         plan_ && plan_->plan.quadratic ? 0 : call_summary_size<A, V>(problem_));
     if (plan_) {
-      plan_->plan.pack_mixing(x.mix, multiplies_pairs<T>(attention, problem_));
-      run_forward(Operands<L, T>{lower(attention), plan_->plan, x.q, x.k, x.v, x.mix}, y, *plan_,
-                  saved, executor);
+      plan_->plan.pack_mixing(x.mix);
+      run_forward(Operands<L, T>{x, lower(attention), plan_->plan}, y, *plan_, saved, executor);
       if constexpr (requires { attention.masks; }) clear_masked(attention.masks.query, y);
     }
     if (save != nullptr) save->mark_filled();
@@ -530,8 +493,8 @@ class BackwardCall {
                             const OperandViews<T>& x, const TensorView<const T, 4>& dy,
                             const GradientViews<T>& gradients, Update update, Span<const A> kept) {
     if (plan_) {
-      plan_->plan.pack_mixing(x.mix, multiplies_pairs_backward<T>(attention, problem_));
-      const Operands<L, T> operands{lower(attention), plan_->plan, x.q, x.k, x.v, x.mix};
+      plan_->plan.pack_mixing(x.mix);
+      const Operands<L, T> operands{x, lower(attention), plan_->plan};
       const BackwardRequest<L, T> request{dy, gradients, update};
       run_backward(operands, request, *plan_, kept, executor);
       write_mixing_gradient(operands, request, *plan_, executor);
@@ -556,30 +519,18 @@ using BackwardCallOf = BackwardCall<LoweredOf<V>, Accumulator<T>>;
 
 /// What a call of `function` is laid out in: the caller's workspace, or without one memory of its
 /// own.
-class CallMemory {
- public:
-  CallMemory(const char* function, const WorkspaceView* given)
-      : function_(function),
-        given_(given == nullptr ? WorkspaceView{} : *given),
-        arena_(given == nullptr ? Arena(own_) : Arena(given_)),
-        owns_(given == nullptr) {}
-  CallMemory(const CallMemory&) = delete;
-  CallMemory& operator=(const CallMemory&) = delete;
+struct CallMemory {
+  const char* function;
+  const WorkspaceView* given;
+  std::vector<Workspace> own{};
+  Arena arena = given == nullptr ? Arena(own) : Arena(*given);
 
-  Arena& arena() { return arena_; }
-  /// No memory if it is the call's own.
-  WorkspaceView given() const { return given_; }
+  /// The caller's.
+  WorkspaceView workspace() const { return given == nullptr ? WorkspaceView{} : *given; }
   /// Once the call is laid out. \throws WorkspaceError.
   void require_enough() const {
-    if (!owns_) require_workspace(given_, arena_.used(), function_);
+    if (given != nullptr) require_workspace(*given, arena.used(), function);
   }
-
- private:
-  const char* function_;
-  std::vector<Workspace> own_;
-  WorkspaceView given_;
-  Arena arena_;
-  bool owns_;
 };
 
 }  // namespace cpu

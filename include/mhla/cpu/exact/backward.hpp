@@ -8,12 +8,10 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/backward_unit.hpp>
 #include <mhla/cpu/block_mixing.hpp>
-#include <mhla/cpu/block_summary.hpp>
 #include <mhla/cpu/exact/forward.hpp>
-#include <mhla/cpu/intra_block.hpp>
+#include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/tiles.hpp>
-#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -51,10 +49,9 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
     }
     if constexpr (mixes_products<L>) {
       for (Index g = 0; g < e.group_size; ++g) {
-        mixed_product_matrix_gradient<A>(
-            head_offsets(e, unit.memory.grad_denominators, g),
-            head_offsets(e, unit.memory.products, g).row_range(first, count),
-            columns_of(e.matrices == 1 ? 0 : g));
+        multiply_right_transposed<A>(
+            columns_of(e.matrices == 1 ? 0 : g), head_offsets(e, unit.memory.grad_denominators, g),
+            head_offsets(e, unit.memory.products, g).row_range(first, count), Into::add);
       }
     }
   });
@@ -94,9 +91,8 @@ struct Backward : Forward<L, T> {
   /// dS~_i^T (+)= U^T Q^r
   void add_summary_gradient(const Tile& at, const Panel<A>& rotated, const Panel<const A>& u,
                             bool first, bool, Prefetch* prefetch) const {
-    read_out_summary_gradient<A>(rotated, u,
-                                 mixed_gradients(plan(), unit, at.matrix).summary(at.block),
-                                 first ? Into::overwrite : Into::add, prefetch);
+    multiply_left_transposed<A>(mixed_gradients(plan(), unit, at.matrix).summary(at.block), u,
+                                rotated, first ? Into::overwrite : Into::add, prefetch);
   }
   /// dQ^r
   Panel<A> query_gradient(const Tile& at, Index g, const Panel<const A>& u,
@@ -105,9 +101,11 @@ struct Backward : Forward<L, T> {
     if constexpr (mixes_products<L>)
       grad =
           waiting_query_features(plan(), unit, g, at.block, plan().tables.queries.tiles[at.index]);
-    read_out_query_gradient<A>(u, at.summary, grad, prefetch);
-    if constexpr (is_causal_within_block<L>)
-      read_out_own_tile_query_gradient<A>(u, at.own.rotated, at.own.values, at.own.scores, grad);
+    multiply_into_rows<A>(grad.placed(), u, at.summary, {}, prefetch);
+    if constexpr (is_causal_within_block<L>) {  // tril(U V^T) (m_ii K^r)
+      multiply_right_transposed<A>(at.own.scores, at.own.values, u);
+      multiply_lower<A>(grad, at.own.scores, at.own.rotated, Into::add);
+    }
     return grad;
   }
   void denominator_gradient(const Tile&, const Panel<A>& rotated, const Panel<const A>&,
@@ -119,8 +117,8 @@ struct Backward : Forward<L, T> {
   void add_key_sum_gradient(const Tile& at, const Panel<A>& features, const Panel<const A>&,
                             Span<const A> c, Into into) const {
     if (request.mixed_summaries())
-      read_out_key_sum_gradient<A>(
-          features, c, mixed_gradients(plan(), unit, at.matrix).key_sum(at.block), into);
+      weighted_row_sum<A>(mixed_gradients(plan(), unit, at.matrix).key_sum(at.block), features, c,
+                          into);
   }
 
   void add_mixing_gradient(const ExecutorRef& loop) const {
@@ -142,24 +140,23 @@ struct Backward : Forward<L, T> {
     return grad;
   }
 
+  KeyGradients<A> gradient_panels(const TilePanels<A>& in, Index tokens) const {
+    const Extents& e = plan().extents;
+    return {panel(in.grad_features.data, tokens, e.feature_dim),
+            panel(in.grad_unrotated.data, keeps_denominators<L> ? tokens : 0, e.feature_dim),
+            panel(in.grad_values.data, tokens, e.value_dim)};
+  }
   /// Under Causal the tile's own queries meanwhile pass through the slot's panels.
   OwnKeys pack_key_tile(OwnKeys k) const {
     const Extents& e = plan().extents;
     const SlotScratch<A>& scratch = k.scratch;
     const BlockTable& table = plan().tables.keys;
-    const Index tokens = k.tile.tokens;
-    const auto of = [&](Span<A> usual, Span<A> own) {
-      return panel(is_causal_within_block<L> ? own.data : usual.data, tokens, e.feature_dim);
-    };
-    const Panel<A> rotated = of(scratch.rotated, scratch.own.rotated);
-    k.features = {normalizes<L> ? of(scratch.features, scratch.own.features) : rotated, rotated};
-    k.keys = rotated;
-    k.values = readable_panel<T>(table, k.tile, key_rows(unit, operands.v),
-                                 is_causal_within_block<L> ? scratch.own.values : scratch.values);
-    k.gradients = {panel(scratch.grad_features.data, tokens, e.feature_dim),
-                   panel(scratch.grad_unrotated.data,
-                         is_causal_within_block<L> && normalizes<L> ? tokens : 0, e.feature_dim),
-                   panel(scratch.grad_values.data, tokens, e.value_dim)};
+    const TilePanels<A>& usual = scratch;
+    const TilePanels<A>& panels = is_causal_within_block<L> ? scratch.own : usual;
+    k.features = feature_panels<L, A>(panels, k.tile.tokens, e.feature_dim);
+    k.keys = k.features.rotated;
+    k.values = readable_panel<T>(table, k.tile, key_rows(unit, operands.v), panels.values);
+    k.gradients = gradient_panels(scratch, k.tile.tokens);
     pack_features(features_of(operands, A(1), table, k.tile), key_rows(unit, operands.k),
                   k.features, scratch.row);
     return k;
@@ -168,7 +165,7 @@ struct Backward : Forward<L, T> {
     prefetch_summary(mixed.rows, b + 1, part, parts, next);
   }
   void key_gradient(const OwnKeys& k, const BlockGradient& grad, Prefetch* prefetch) const {
-    summarize_key_gradient<A>(k.values, grad.transposed, k.gradients.rotated, prefetch);
+    multiply_into_rows<A>(k.gradients.rotated.placed(), k.values, grad.transposed, {}, prefetch);
   }
   static bool writes_in_place(const TokenRows<T>& results) {
     return is_in_place_of_products<A>(results);
@@ -176,20 +173,15 @@ struct Backward : Forward<L, T> {
   /// In the tensor itself if `in_place`.
   void value_gradient(const OwnKeys& k, const BlockGradient& grad, const TokenRows<T>* in_place,
                       Prefetch* prefetch) const {
-    summarize_value_gradient<A>(k.keys, grad.not_transposed,
-                                in_place != nullptr
-                                    ? in_place_of_products<A>(plan().tables.keys, k.tile, *in_place)
-                                    : k.gradients.values.placed(),
-                                prefetch);
+    const Rows<A> results = in_place != nullptr
+                                ? in_place_of_products<A>(plan().tables.keys, k.tile, *in_place)
+                                : k.gradients.values.placed();
+    multiply_into_rows<A>(results, k.keys, grad.not_transposed, {}, prefetch);
   }
 
   // Of the tile's own block, under Causal:
   KeyGradients<A> own_gradients(const OwnKeys& k) const {
-    const Extents& e = plan().extents;
-    const OwnTileScratch<A>& own = k.scratch.own;
-    return {panel(own.grad_rotated.data, k.tile.tokens, e.feature_dim),
-            panel(own.grad_key_sums.data, normalizes<L> ? k.tile.tokens : 0, e.feature_dim),
-            panel(own.grad_values.data, k.tile.tokens, e.value_dim)};
+    return gradient_panels(k.scratch.own, k.tile.tokens);
   }
   /// dP^T of one matrix: what later tiles have left.
   Panel<A> grad_running(const OwnKeys& k, Index matrix) const {
@@ -197,22 +189,25 @@ struct Backward : Forward<L, T> {
     return panel(k.scratch.own.grad_summaries.data + matrix * e.summary_size(), e.value_dim,
                  e.feature_dim);
   }
-  bool own_keys_wanted() const { return request.gradients.key.wanted || request.mixing(); }
   void take_later_gradients(const OwnKeys& k, Index matrix, const KeyGradients<A>& own) const {
     const Panel<A> later = grad_running(k, matrix);
-    if (own_keys_wanted()) summarize_key_gradient<A>(k.values, later, own.rotated, nullptr);
+    if (request.own_keys()) multiply_into_rows<A>(own.rotated.placed(), k.values, later);
     if (request.gradients.value.wanted) multiply_right_transposed<A>(own.values, k.keys, later);
   }
   void add_own_queries(const OwnKeys& k, Index matrix, const Panel<A>& rotated,
                        const Panel<const A>& u, const KeyGradients<A>& own, bool starts) const {
     const Panel<A> scores = panel(k.scratch.own.scores.data, u.rows, u.rows);
-    if (own_keys_wanted())
-      read_out_own_tile_key_gradient<A>(u, rotated, k.values, scores, own.rotated);
-    if (request.gradients.value.wanted)
-      read_out_own_tile_value_gradient<A>(u, rotated, k.keys, scores, own.values);
+    if (request.own_keys()) {  // tril(U V^T)^T Q^r
+      multiply_right_transposed<A>(scores, u, k.values);
+      multiply_lower_transposed<A>(own.rotated, scores, rotated, Into::add);
+    }
+    if (request.gradients.value.wanted) {  // tril(Q^r K^r^T)^T U
+      multiply_right_transposed<A>(scores, rotated, k.keys);
+      multiply_lower_transposed<A>(own.values, scores, u, Into::add);
+    }
     if (!k.first)  // an earlier tile needs it
-      read_out_summary_gradient<A>(rotated, u, grad_running(k, matrix),
-                                   starts ? Into::overwrite : Into::add, nullptr);
+      multiply_left_transposed<A>(grad_running(k, matrix), u, rotated,
+                                  starts ? Into::overwrite : Into::add);
   }
 };
 

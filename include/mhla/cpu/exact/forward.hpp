@@ -5,13 +5,11 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cpu/block_summary.hpp>
 #include <mhla/cpu/forward_unit.hpp>
-#include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/partition.hpp>
+#include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/tiles.hpp>
-#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -85,7 +83,8 @@ struct Forward {
   }
   /// Adds the tile to P, which later tiles of its block read.
   void absorb_own_tile(const Tile& at) const {
-    cpu::absorb_own_tile<A>(at.own.rotated, at.own.values, unit.orientation, at.summary);
+    summarize<A>(at.own.features, at.own.rotated, at.own.values.placed(), unit.orientation,
+                 at.summary, {}, Into::add, nullptr);
   }
 
   /// y of a tile of query head g.
@@ -108,15 +107,16 @@ struct Forward {
     const Span<A> inverses{at.scratch.inverses.data, denominators.size};
     const bool invertible = invert<A>(denominators, inverses);
     if (!is_causal_within_block<L> && invertible && is_in_place_of_products<A>(results))
-      return cpu::read_out<A>(q.rotated, at.summary, inverses,
-                              in_place_of_products<A>(table, tile, results), &next);
+      return multiply_into_rows<A>(in_place_of_products<A>(table, tile, results), q.rotated,
+                                   at.summary, inverses, &next);
     const Panel<A> there =
         denominators.size == 0 ? panel_in_place<A>(table, tile, results) : Panel<A>{};
     const Panel<A> out =
         there.rows > 0 ? there : panel(at.scratch.values.data, tile.tokens, plan.extents.value_dim);
     // The own block's contribution is added before the rows are scaled.
     const bool scaled = !is_causal_within_block<L> && invertible;
-    cpu::read_out<A>(q.rotated, at.summary, scaled ? inverses : Span<A>{}, out.placed(), &next);
+    multiply_into_rows<A>(out.placed(), q.rotated, at.summary, scaled ? inverses : Span<A>{},
+                          &next);
     if constexpr (is_causal_within_block<L>)
       read_out_own_tile<A>(q.rotated, at.own.rotated, at.own.values, at.own.scores, out);
     if (there.rows > 0) return;

@@ -8,11 +8,11 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/backward_unit.hpp>
+#include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/quadratic/keys.hpp>
 #include <mhla/cpu/quadratic/score_gradients.hpp>
 #include <mhla/cpu/quadratic/scores.hpp>
 #include <mhla/cpu/tiles.hpp>
-#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

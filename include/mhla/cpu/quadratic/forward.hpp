@@ -6,11 +6,11 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/quadratic/keys.hpp>
 #include <mhla/cpu/quadratic/scores.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/tiles.hpp>
-#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

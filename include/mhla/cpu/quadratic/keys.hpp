@@ -9,7 +9,6 @@
 #include <mhla/cpu/quadratic/memory.hpp>
 #include <mhla/cpu/quadratic/scores.hpp>
 #include <mhla/cpu/tiles.hpp>
-#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

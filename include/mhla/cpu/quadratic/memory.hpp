@@ -5,8 +5,8 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cpu/extents.hpp>
 #include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/quadratic/scores.hpp>
 #include <mhla/cpu/token_block.hpp>
 
