@@ -159,6 +159,12 @@ struct Exp {
 };
 
 /// \cond INTERNAL
+// apply(Map, ...) for every element-wise map of the library: mhla::kernels has kernels of each
+// (cpu/kernels_elsewhere.hpp).
+#define MHLA_ELEMENTWISE_MAPS(apply, ...)                                               \
+  apply(Identity, __VA_ARGS__) apply(Relu, __VA_ARGS__) apply(SquaredRelu, __VA_ARGS__) \
+      apply(EluPlusOne, __VA_ARGS__) apply(Exp, __VA_ARGS__)
+
 // Maps that cost hardly more than reading their argument.
 template <class Map>
 inline constexpr bool is_arithmetic =
