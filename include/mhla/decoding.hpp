@@ -73,12 +73,11 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     footprint.require_addresses();
     capacity_ = decoder_capacity(variant, mix, shape);
     mix_shape_ = problem.shape;
-    group_size_ = problem.shape.group_size();
     extents_ = {recurrent ? Index{0} : mix.extent[1],
                 variant.blocks.block,
                 problem.feature_dim,
                 shape.value_dim,
-                mix.extent[0] == 1 ? (std::min)(Index{1}, group_size_) : group_size_,
+                mix.extent[0] == 1 ? (std::min)(Index{1}, group_size()) : group_size(),
                 normalized};
     if constexpr (recurrent) extents_.states = variant.mixing.states;
     allocate();
@@ -107,7 +106,6 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
         positions_(other.positions_),
         capacity_(other.capacity_),
         mix_shape_(other.mix_shape_),
-        group_size_(other.group_size_),
         extents_(other.extents_),
         fingerprint_(other.fingerprint_) {
     allocate();
@@ -261,7 +259,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   // Lays everything out in one piece of memory: first the state, then what is derived or scratch.
   // What is repeated is measured once. If y is always empty there is no state.
   void allocate() {
-    const bool empty = group_size_ == 0 || shape_.value_dim == 0;
+    const bool empty = group_size() == 0 || shape_.value_dim == 0;
     const Index units = empty ? 0 : checked_mul(shape_.batch, shape_.kv_heads);
     Arena unit, undo, slot, tables;
     cpu::DecodeUnit<A>(unit, extents_);
@@ -282,6 +280,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
       slots_.emplace_back(arena, extents_, shape_.key_dim, recurrent);
   }
   std::byte* state_begin() const { return memory_.data(); }
+  Index group_size() const { return mix_shape_.group_size(); }
 
   Header header() const {
     Header h{};
@@ -438,9 +437,9 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
       const cpu::DecodeWeights<A> weights = weights_of(mix_of(at, matrix), tile.block);
       if constexpr (normalized) sum_running_keys(at, matrix, weights.open, keys, key_sum);
-      const Index heads_end = e.matrices == 1 ? group_size_ : matrix + 1;
+      const Index heads_end = e.matrices == 1 ? group_size() : matrix + 1;
       for (Index g = e.matrices == 1 ? 0 : matrix; g < heads_end; ++g)
-        read_out(at, step, matrix, weights, at.kv_head * group_size_ + g);
+        read_out(at, step, matrix, weights, at.kv_head * group_size() + g);
     }
     if constexpr (normalized) cpu::weighted_row_sum<A>(key_sum, keys, {}, Into::add);
     const bool closes = normalized && tile.first + tile.tokens == e.block_tokens;
@@ -463,7 +462,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     return {attention_.feature_map, rotation_, scale, at.table, at.tokens};
   }
   Index mix_of(const TileRun& at, Index matrix) const {
-    return mix_shape_.mix_of(at.sequence, at.kv_head * group_size_ + matrix);
+    return mix_shape_.mix_of(at.sequence, at.kv_head * group_size() + matrix);
   }
 
   // Adds the tile to the open block's keys and values; returns its keys before the rotation.
@@ -544,7 +543,6 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   std::vector<Index> positions_;
   Index capacity_ = 0;
   Shape mix_shape_;  // of mix, in a call of the decoder's sizes
-  Index group_size_ = 0;
   cpu::DecodeExtents extents_{};
   std::uint64_t fingerprint_ = 0;
   Workspace memory_;

@@ -157,18 +157,8 @@ SummaryRows<A> structured_mixtures(const Plan<L, A>& plan, const Unit<A>& unit) 
                          plan.structure.num_rows() - plan.extents.key_blocks, 0);
 }
 
-/// A row of sums as the unit has them, from where it was left, not transposed.
-template <class A>
-void take_up_sums(const Unit<A>& unit, const SummaryRows<A>& from, const SummaryRows<A>& to,
-                  Index row) {
-  if (unit.orientation == Orientation::transposed) {
-    transpose<A>(to.summary(row), from.summary(row));
-  } else {
-    copy_row(to.summaries.row(row), from.summaries.row(row), from.summaries.cols);
-  }
-  copy_row(to.key_sums.row(row), from.key_sums.row(row), from.key_sums.cols);
-}
-/// The states before a stage's blocks, of matrix `matrix`, in the work array after S~.
+/// The states before a stage's blocks, of matrix `matrix`, in the work array after S~: as the unit
+/// has sums, from where they were left, not transposed.
 template <class L, class A>
 void take_up_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
                     const SummaryRows<A>& mixed) {
@@ -178,7 +168,13 @@ void take_up_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
   from.summaries.data += next;
   from.key_sums.data += next;
   const SummaryRows<A> to = mixed.row_range(structured_key_blocks(plan, unit), states);
-  for (Index r = 0; r < states; ++r) take_up_sums(unit, from, to, r);
+  for (Index r = 0; r < states; ++r) {
+    if (unit.orientation == Orientation::transposed)
+      transpose<A>(to.summary(r), from.summary(r));
+    else
+      copy_row(to.summaries.row(r), from.summaries.row(r), from.summaries.cols);
+    copy_row(to.key_sums.row(r), from.key_sums.row(r), from.key_sums.cols);
+  }
 }
 
 /// S~ and z~ by matrix `matrix`, in the memory of the unit.

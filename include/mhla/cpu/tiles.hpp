@@ -151,7 +151,7 @@ struct KeyGradients {
 
 /// A tile of key block `block` at work on a slot, its factors, and what its gradients are summed
 /// in.
-template <class A, class Factor = Panel<const A>>
+template <class A, class Packed = Panel<const A>>
 struct KeyTile {
   Index block;
   const TokenTile& tile;
@@ -159,8 +159,8 @@ struct KeyTile {
   bool last;
   const SlotScratch<A>& scratch;
   FeaturePanels<A> features{};  // phi(k), and the same rotated; in pairs under Causal alone
-  Factor keys{};                // phi(k), rotated
-  Factor values{};              // v
+  Packed keys{};                // phi(k), rotated
+  Packed values{};              // v
   KeyGradients<A> gradients{};
 };
 

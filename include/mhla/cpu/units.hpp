@@ -52,7 +52,6 @@ TensorView<T, 4> value_columns(TensorView<T, 4> tensor, Index first, Index colum
 /// value columns.
 template <class L, class A>
 struct ForwardPlan {
-  Extents whole;   // with all value columns
   bool quadratic;  // the path
   Index parts;     // of the value columns of a head
   Plan<L, A> plan;
@@ -60,8 +59,7 @@ struct ForwardPlan {
   template <class V, class InPairs>
   MHLA_ONCE_A_CALL ForwardPlan(Arena& arena, const V& attention, const Problem& problem,
                                const ExecutorRef& executor, InPairs in_pairs)
-      : whole(problem, max_tokens_of_tile<L>),
-        quadratic(takes_quadratic_path(attention, problem, false, in_pairs)),
+      : quadratic(takes_quadratic_path(attention, problem, false, in_pairs)),
         parts(quadratic || decides_by_values(in_pairs)
                   ? 1
                   : value_parts<L>(problem, heads(problem), executor.num_slots())),
@@ -91,10 +89,7 @@ struct BackwardPlan {
       : partials(partial_sums(attention, problem)),
         plan(arena, attention, problem, executor, partials.count(), true,
              takes_quadratic_path(attention, problem, true, in_pairs), in_pairs),
-        grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {
-    if constexpr (has_quadratic_path<L>)
-      if (plan.quadratic) lay_out_quadratic(arena);
-  }
+        grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
 
   template <class V>
   MHLA_ONCE_A_CALL static PartialSums partial_sums(const V& attention, const Problem& problem) {
@@ -108,18 +103,6 @@ struct BackwardPlan {
     };
     return {problem, problem.sequences, elements(problem), elements(all)};
   }
-
- private:
-  void lay_out_quadratic(Arena& arena) {
-    const auto units = arena.take<quadratic::BackwardMemory<A>>(plan.units.size);
-    for (Index u = 0; u < units.size; ++u) {
-      quadratic::BackwardMemory<A> unit;
-      unit.lay_out(arena, plan.extents, normalizes<L> && plan.rotation.rotates());
-      if (arena.measures()) continue;
-      units[u] = unit;
-      plan.units[u].quadratic.backward = &units[u];
-    }
-  }
 };
 
 template <class V>
@@ -127,16 +110,12 @@ LoweredOf<V> lower(const V& attention) {
   return {attention.feature_map, attention.normalizer, attention.scale};
 }
 
-/// Elements of the summaries of one unit, and of a call: what a forward state keeps.
-template <class A, class V>
-Index unit_summary_size(const Problem& problem) {
-  return SummaryRows<A>::size(Extents(problem), problem.key_blocks, normalizes<LoweredOf<V>>);
-}
+/// Elements of all summaries of a call: what a forward state keeps.
 template <class A, class V>
 MHLA_ONCE_A_CALL Index call_summary_size(const Problem& problem) {
   if (problem.shape.empty()) return 0;
   return checked_mul(checked_mul(problem.sequences, problem.shape.kv_heads),
-                     unit_summary_size<A, V>(problem));
+                     SummaryRows<A>::size(Extents(problem), problem.key_blocks, normalizes<V>));
 }
 
 /// S and z of all key blocks of a sequence, transposed or not, in the memory of a unit or of a
@@ -276,7 +255,9 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
     const Index first_column = index % forward.parts * columns;
     A* const kept = saved.size > 0 ? saved.data + head * (saved.size / heads) : nullptr;
     const auto kept_rows = [&](Index blocks) {
-      return summary_rows<L>(forward.whole, blocks, kept, Orientation::not_transposed);
+      Extents whole = plan.extents;  // with all value columns
+      whole.value_dim *= forward.parts;
+      return summary_rows<L>(whole, blocks, kept, Orientation::not_transposed);
     };
     Operands<L, T> part = operands;
     part.v = value_columns(operands.v, first_column, columns);
@@ -428,94 +409,90 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
   run_backward_units(request, backward, executor, run);
 }
 
-/// A forward call of a checked problem, laid out; without an output it takes no memory.
-template <class L, class A>
+/// A forward call of a checked problem with tensors of T, laid out; without an output it takes no
+/// memory. Refers to the attention.
+template <class V, class T>
 class ForwardCall {
+  using A = Accumulator<T>;
+  using L = LoweredOf<V>;
+
  public:
-  /// For tensors of T.
-  template <class T, class V>
-  MHLA_ONCE_A_CALL void lay_out(Arena& arena, const V& attention, const Problem& problem,
-                                const ExecutorRef& executor) {
-    problem_ = problem;
+  MHLA_ONCE_A_CALL ForwardCall(Arena& arena, const V& attention, const Problem& problem,
+                               const ExecutorRef& executor)
+      : attention_(attention), problem_(problem) {
     if (!problem.shape.empty())
       plan_.emplace(arena, attention, problem, executor, multiplies_pairs<T>(attention, problem));
   }
 
-  /// With the attention and the number of slots that it was laid out for; views must be checked.
-  template <class T, class V>
-  MHLA_ONCE_A_CALL void run(const V& attention, const ExecutorRef& executor,
-                            const OperandViews<T>& x, const TensorView<T, 4>& y,
-                            ForwardState<A>* save) {
+  /// With the number of slots that it was laid out for; views must be checked.
+  MHLA_ONCE_A_CALL void run(const ExecutorRef& executor, const OperandViews<T>& x,
+                            const TensorView<T, 4>& y, ForwardState<A>* save) {
     Span<A> saved;
     if (save != nullptr)
       saved =
-          save->prepare(problem_.shape, fingerprint_of<T>(attention, problem_, Borrowed::contents),
+          save->prepare(problem_.shape, fingerprint_of<T>(attention_, problem_, Borrowed::contents),
                         plan_ && plan_->plan.quadratic ? 0 : call_summary_size<A, V>(problem_));
     if (plan_) {
       plan_->plan.pack_mixing(x.mix);
-      run_forward(Operands<L, T>{x, lower(attention), plan_->plan}, y, *plan_, saved, executor);
-      if constexpr (requires { attention.masks; }) clear_masked(attention.masks.query, y);
+      run_forward(Operands<L, T>{x, lower(attention_), plan_->plan}, y, *plan_, saved, executor);
+      if constexpr (requires { attention_.masks; }) clear_masked(attention_.masks.query, y);
     }
     if (save != nullptr) save->mark_filled();
   }
 
  private:
+  const V& attention_;
   Problem problem_;
   std::optional<ForwardPlan<L, A>> plan_;
 };
 
 /// A backward call likewise.
-template <class L, class A>
+template <class V, class T>
 class BackwardCall {
+  using A = Accumulator<T>;
+  using L = LoweredOf<V>;
+
  public:
-  template <class T, class V>
-  MHLA_ONCE_A_CALL void lay_out(Arena& arena, const V& attention, const Problem& problem,
-                                const ExecutorRef& executor) {
-    problem_ = problem;
+  MHLA_ONCE_A_CALL BackwardCall(Arena& arena, const V& attention, const Problem& problem,
+                                const ExecutorRef& executor)
+      : attention_(attention), problem_(problem) {
     if (!problem.shape.empty())
       plan_.emplace(arena, attention, problem, executor,
                     multiplies_pairs_backward<T>(attention, problem));
   }
 
   /// The summaries that a forward call has left in `saved`, if this one can use them.
-  template <class T, class V>
-  Span<const A> summaries(const V& attention, const ForwardState<A>* saved) const {
+  Span<const A> summaries(const ForwardState<A>* saved) const {
     if (saved == nullptr) return {};
     const Span<const A> kept = saved->summaries(
-        problem_.shape, fingerprint_of<T>(attention, problem_, Borrowed::contents));
-    const bool rounded = multiplies_pairs<T>(attention, problem_);
-    if (rounded && (!multiplies_pairs_backward<T>(attention, problem_) || normalizes<L>)) return {};
+        problem_.shape, fingerprint_of<T>(attention_, problem_, Borrowed::contents));
+    const bool rounded = multiplies_pairs<T>(attention_, problem_);
+    if (rounded && (!multiplies_pairs_backward<T>(attention_, problem_) || normalizes<L>))
+      return {};
     return kept;
   }
 
-  template <class T, class V>
-  MHLA_ONCE_A_CALL void run(const V& attention, const ExecutorRef& executor,
-                            const OperandViews<T>& x, const TensorView<const T, 4>& dy,
-                            const GradientViews<T>& gradients, Update update, Span<const A> kept) {
+  MHLA_ONCE_A_CALL void run(const ExecutorRef& executor, const OperandViews<T>& x,
+                            const BackwardRequest<L, T>& request, Span<const A> kept) {
     if (plan_) {
       plan_->plan.pack_mixing(x.mix);
-      const Operands<L, T> operands{x, lower(attention), plan_->plan};
-      const BackwardRequest<L, T> request{dy, gradients, update};
+      const Operands<L, T> operands{x, lower(attention_), plan_->plan};
       run_backward(operands, request, *plan_, kept, executor);
       write_mixing_gradient(operands, request, *plan_, executor);
     }
-    if (update == Update::accumulate) return;
+    if (request.update == Update::accumulate) return;
     if (!plan_) {
-      gradients.for_each([](const auto& gradient, const char*) { set_zero(gradient); });
-    } else if constexpr (requires { attention.masks; }) {
-      clear_masked(attention.masks, gradients);
+      request.gradients.for_each([](const auto& gradient, const char*) { set_zero(gradient); });
+    } else if constexpr (requires { attention_.masks; }) {
+      clear_masked(attention_.masks, request.gradients);
     }
   }
 
  private:
+  const V& attention_;
   Problem problem_;
   std::optional<BackwardPlan<L, A>> plan_;
 };
-
-template <class V, class T>
-using ForwardCallOf = ForwardCall<LoweredOf<V>, Accumulator<T>>;
-template <class V, class T>
-using BackwardCallOf = BackwardCall<LoweredOf<V>, Accumulator<T>>;
 
 /// What a call of `function` is laid out in: the caller's workspace, or without one memory of its
 /// own.

@@ -50,7 +50,7 @@ class BackwardUnit {
  private:
   const Plan<L, A>& plan() const { return of_.operands.plan; }
   const Extents& extents() const { return plan().extents; }
-  const BackwardMemory<A>& memory() const { return *of_.memory.backward; }
+  const BackwardMemory<A>& memory() const { return of_.memory.backward; }
   Panel<A> values_transposed() const {
     return key_columns(memory().values_transposed, extents(), extents().value_dim, of_.key_tokens);
   }

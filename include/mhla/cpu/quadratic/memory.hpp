@@ -74,10 +74,10 @@ struct BackwardMemory {
 template <class A>
 struct Memory {
   Span<KeyRange> ranges;
-  Span<A> keys_transposed;                      // [feature_dim, key tokens]: K^r
-  Span<A> unrotated_transposed;                 // the same of K, if the normalizer has others
-  Span<A> values;                               // [key tokens, value_dim]; forward only
-  const BackwardMemory<A>* backward = nullptr;  // backward only
+  Span<A> keys_transposed;       // [feature_dim, key tokens]: K^r
+  Span<A> unrotated_transposed;  // the same of K, if the normalizer has others
+  Span<A> values;                // [key tokens, value_dim]; forward only
+  BackwardMemory<A> backward;    // backward only
 
   MHLA_ONCE_A_CALL void lay_out(Arena& arena, const Extents& e, bool unrotated_too,
                                 bool is_backward) {
@@ -86,6 +86,7 @@ struct Memory {
     keys_transposed = arena.take<A>(transposed);
     unrotated_transposed = arena.take<A>(unrotated_too ? transposed : 0);
     values = arena.take<A>(is_backward ? 0 : checked_mul(e.key_tokens, e.value_dim));
+    if (is_backward) backward.lay_out(arena, e, unrotated_too);
   }
 };
 
