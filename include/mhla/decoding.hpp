@@ -36,7 +36,6 @@
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>

@@ -204,7 +204,11 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
     by.denominator_gradient(at, q.rotated, u, denominators, total.rotated, c);
     if constexpr (mixes_products<L>) return;  // dq waits for dR
 
-    by.add_key_sum_gradient(at, q.features, u, c, first ? Into::overwrite : Into::add);
+    const Into into = first ? Into::overwrite : Into::add;
+    if (request.mixed_summaries())
+      weighted_row_sum<A>(mixed_gradients(plan, unit, at.matrix).key_sum(at.block), q.features, c,
+                          into);
+    by.add_mean_gradient(at, q.features, u, into);
     total.weights = c;
     total.unrotated = every_row(at.mixed.key_sum(at.block));
     if (is_causal_within_block<L>) total.unrotated = at.own.key_sums.placed();

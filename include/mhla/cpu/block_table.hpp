@@ -137,14 +137,8 @@ class Builder {
   Builder(Index max_tokens, TilesOf tiles_of, const BlockTable* table)
       : max_tokens_(max_tokens), tiles_of_(tiles_of), table_(table) {}
 
-  // Adds the blocks of a grid whose first token is `first_token`; returns how many there are up to
-  // the last one with a token that takes part.
-  template <class Takes>
-  Index add(const Grid& grid, Index first_token, const Takes& takes) {
-    const BlockRange all{0, grid.num_blocks()};
-    return add(grid, all, all, first_token, takes);
-  }
-  // Adds some of a grid's blocks, where the tokens of `held` blocks alone are counted.
+  // Adds some of a grid's blocks, where the tokens of `held` blocks alone are counted, the first of
+  // them `first_token`; returns how many there are up to the last one with a token that takes part.
   template <class Takes>
   MHLA_ONCE_A_CALL Index add(const Grid& grid, const BlockRange& range, const BlockRange& held,
                              Index first_token, const Takes& takes) {
@@ -298,8 +292,9 @@ MHLA_ONCE_A_CALL BlockTables block_tables(Arena& arena, const Packed<A, Offset>&
         for (Index s = 0; s < packed.sequences(); ++s) {
           grid.extent[2] = packed.length(s);
           const Index first = builder.blocks;
-          builder.add_sequence(0, first,
-                               builder.add(grid, packed.begin(s), block_table::EveryToken{}));
+          const BlockRange all{0, grid.num_blocks()};
+          builder.add_sequence(
+              0, first, builder.add(grid, all, all, packed.begin(s), block_table::EveryToken{}));
         }
       });
   return {table, table};

@@ -16,7 +16,6 @@
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <optional>
-#include <type_traits>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN

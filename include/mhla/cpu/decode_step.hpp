@@ -156,6 +156,18 @@ struct DecodeTile {
   int closing() const { return 1 - open_turn(); }
 };
 
+/// Columns that are the share of the work for the next blocks of tokens [begin, end) of a block.
+struct DecodeShare {
+  Index first;
+  Index count;
+
+  DecodeShare(const DecodeExtents& e, Index begin, Index end)
+      : first(even_split(e.value_dim, e.block_tokens, begin)),
+        count(even_split(e.value_dim, e.block_tokens, end) - first) {}
+  DecodeShare(const DecodeExtents& e, const DecodeTile& tile)
+      : DecodeShare(e, tile.first, tile.first + tile.tokens) {}
+};
+
 /// Restores a unit to its state before a call, if some task of the call throws. A repeated call
 /// overwrites most of what was done. But the open block's key sum and a recurrence's states
 /// accumulate, and tokens of the next two blocks share memory with the open and the closing block.
@@ -222,29 +234,30 @@ class DecodeUndo {
   }
   static void copy_states(const DecodeExtents& e, const DecodeUnit<A>& from,
                           const DecodeUnit<A>& to, Index begin, Index end) {
-    const Index first = even_split(e.value_dim, e.block_tokens, begin);
-    const Index columns = even_split(e.value_dim, e.block_tokens, end) - first;
+    const DecodeShare share(e, begin, end);
     for (Index matrix = 0; matrix < e.matrices; ++matrix)
       for (Index r = 0; r < e.states; ++r)
-        copy_row(to.state(e, matrix, r, first), from.state(e, matrix, r, first),
-                 columns * e.feature_dim);
+        copy_row(to.state(e, matrix, r, share.first), from.state(e, matrix, r, share.first),
+                 share.count * e.feature_dim);
   }
   // All that tokens [begin, end) of a block write where even and odd blocks alternate.
   static void copy_turns(const DecodeExtents& e, const DecodeUnit<A>& from, const DecodeUnit<A>& to,
                          int open, Index begin, Index end) {
-    const auto copy = [](const Span<A>& source, const Span<A>& target, Index first, Index count) {
-      copy_row(target.data + first, source.data + first, count);
+    const auto copy = [&](const Panel<A>& source, const Panel<A>& target) {
+      copy_row(target.data, source.data, source.rows * source.cols);
     };
     const int closing = 1 - open;
-    copy(from.keys[open], to.keys[open], begin * e.feature_dim, (end - begin) * e.feature_dim);
-    copy(from.values[open], to.values[open], begin * e.value_dim, (end - begin) * e.value_dim);
-    const Index first = even_split(e.value_dim, e.block_tokens, begin);
-    const Index columns = even_split(e.value_dim, e.block_tokens, end) - first;
+    const Index count = end - begin;
+    copy(from.key_rows(e, open, begin, count), to.key_rows(e, open, begin, count));
+    copy(from.value_rows(e, open, begin, count), to.value_rows(e, open, begin, count));
+    const DecodeShare share(e, begin, end);
     for (Index matrix = 0; matrix < e.matrices; ++matrix)
-      copy(from.mixed[closing], to.mixed[closing],
-           matrix * e.summary_size() + first * e.feature_dim, columns * e.feature_dim);
+      copy_row(to.mixed_summary(e, closing, matrix) + share.first * e.feature_dim,
+               from.mixed_summary(e, closing, matrix) + share.first * e.feature_dim,
+               share.count * e.feature_dim);
     if (end == e.block_tokens)
-      copy(from.mixed_sums[closing], to.mixed_sums[closing], 0, from.mixed_sums[closing].size);
+      copy_row(to.mixed_sums[closing].data, from.mixed_sums[closing].data,
+               from.mixed_sums[closing].size);
   }
 
   Span<A> key_sum_;
@@ -283,16 +296,6 @@ void read_out_decode_tile(const DecodeExtents& e, const DecodeUnit<A>& unit, con
   multiply_lower<A>(numerators, own_transposed, unit.value_rows(e, open, tile.first, tile.tokens),
                     Into::add);
 }
-
-/// Columns that are a tile's share of the work for the next blocks.
-struct DecodeShare {
-  Index first;
-  Index count;
-
-  DecodeShare(const DecodeExtents& e, const DecodeTile& tile)
-      : first(even_split(e.value_dim, e.block_tokens, tile.first)),
-        count(even_split(e.value_dim, e.block_tokens, tile.first + tile.tokens) - first) {}
-};
 
 /// The share's columns of S_i-1, [count, feature_dim].
 template <class A>

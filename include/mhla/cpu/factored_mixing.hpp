@@ -71,16 +71,18 @@ Panel<A> coefficients_of(const MixingProduct& product, A* coefficients) {
   return {coefficients + product.coefficient, product.rows, product.columns, product.stride};
 }
 
-/// The list applied to the inputs of `rows`.
+/// The list applied to the inputs of `rows`: the products whose sums are rows from `first` on.
 template <class A>
 void mix_by_products(Span<const MixingProduct> products, const A* coefficients,
-                     const MixingRows<A>& rows) {
-  for (const MixingProduct& product : products)
+                     const MixingRows<A>& rows, Index first) {
+  for (const MixingProduct& product : products) {
+    if (product.out < first) continue;
     for_each_copy(product, rows, rows, [&](const Panel<A>& out, const Panel<A>& in) {
       mix_rows<A>(out, coefficients_of(product, coefficients), false, in,
                   product.add ? Into::add : Into::overwrite,
                   product.triangular ? Terms::past : Terms::all);
     });
+  }
 }
 
 /// Its adjoint: adds to all rows that products read, of the gradients of those they write.
@@ -177,17 +179,18 @@ void take_up_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
   }
 }
 
-/// S~ and z~ by matrix `matrix`, in the memory of the unit.
+/// S~ and z~ by matrix `matrix`, in the memory of the unit, and what follows them; or rows of the
+/// work array from `first_row` on alone.
 template <class L, class A>
 SummaryRows<A> mix_unit(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
-                        const ExecutorRef& loop, bool summaries_wanted) {
+                        const ExecutorRef& loop, bool summaries_wanted, Index first_row = 0) {
   const SummaryRows<A> mixed = structured_mixtures(plan, unit);
   take_up_states(plan, unit, matrix, mixed);
   const auto mix = [&](const Panel<A>& from, const Panel<A>& to) {
     for_each_column_range(to.cols, loop, [&](Index first, Index count) {
       const MixingRows<A> rows = work_array(plan, unit, from, to).col_range(first, count);
       set_zero(rows.inputs.row_range(unit.keys.blocks, rows.inputs.rows - unit.keys.blocks));
-      mix_by_products(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), rows);
+      mix_by_products(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), rows, first_row);
     });
   };
   if (summaries_wanted) mix(unit.summaries.summaries, mixed.summaries);

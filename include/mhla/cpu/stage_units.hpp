@@ -198,19 +198,7 @@ void summarize_stage_gradient(const Operands<L, T>& operands, const BackwardRequ
 template <class L, class A>
 SummaryRows<A> mix_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
                           const ExecutorRef& loop) {
-  const SummaryRows<A> mixed = structured_mixtures(plan, unit);
-  take_up_states(plan, unit, matrix, mixed);
-  const auto mix = [&](const Panel<A>& from, const Panel<A>& to) {
-    for_each_column_range(to.cols, loop, [&](Index first, Index count) {
-      const MixingRows<A> rows = work_array(plan, unit, from, to).col_range(first, count);
-      for (const MixingProduct& product : unit.products)
-        if (product.out >= 2 * unit.queries.blocks)
-          mix_by_products<A>({&product, 1}, plan.matrix(unit_matrix(plan, unit, matrix)), rows);
-    });
-  };
-  mix(unit.summaries.summaries, mixed.summaries);
-  if constexpr (mixes_key_sums<L>) mix(unit.summaries.key_sums, mixed.key_sums);
-  return mixed;
+  return mix_unit(plan, unit, matrix, loop, true, 2 * unit.queries.blocks);
 }
 
 /// The rows of a work array from S~ on that have the states before the unit, or after it.

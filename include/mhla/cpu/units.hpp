@@ -101,7 +101,7 @@ struct BackwardPlan {
     const auto elements = [&](const Problem& of) {
       return Plan<L, A>::matrix_size_of(structured_mixing<A>(attention, of), of);
     };
-    return {problem, problem.sequences, elements(problem), elements(all)};
+    return {problem, elements(problem), elements(all)};
   }
 };
 

@@ -113,13 +113,7 @@ struct Backward : Forward<L, T> {
                             Span<A> c) const {
     cpu::denominator_gradient<A>(rotated, grad_rotated, denominators, c);
   }
-  /// dz~_i (+)= Q^T c
-  void add_key_sum_gradient(const Tile& at, const Panel<A>& features, const Panel<const A>&,
-                            Span<const A> c, Into into) const {
-    if (request.mixed_summaries())
-      weighted_row_sum<A>(mixed_gradients(plan(), unit, at.matrix).key_sum(at.block), features, c,
-                          into);
-  }
+  static void add_mean_gradient(const Tile&, const Panel<A>&, const Panel<const A>&, Into) {}
 
   void add_mixing_gradient(const ExecutorRef& loop) const {
     mix_unit_matrix_gradient(operands, unit, loop);

@@ -230,12 +230,9 @@ struct Backward : Forward<L> {
       add_center_gradient(*centers, static_cast<float>(operands.variant.normalizer.epsilon), u,
                           denominators, c);
   }
-  /// dz~_i (+)= Q^T c, and p_i.
-  void add_key_sum_gradient(const Tile& at, const Panel<float>& features,
-                            const Panel<const float>& u, Span<const float> c, Into into) const {
-    if (request.mixed_summaries())
-      weighted_row_sum<float>(cpu::mixed_gradients(plan(), unit, at.matrix).key_sum(at.block),
-                              features, c, into);
+  /// p_i
+  void add_mean_gradient(const Tile& at, const Panel<float>& features, const Panel<const float>& u,
+                         Into into) const {
     if (centers == nullptr || !request.mixing()) return;
     const Span<float> weights{at.scratch.inverses.data, u.rows};
     row_products<float>(weights, features, Span<const float>(centers->feature));
