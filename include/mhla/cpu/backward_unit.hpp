@@ -105,22 +105,28 @@ void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
   });
 }
 
-/// Mixes what queries send back to the key blocks of a group, from(matrix) into `to`.
+/// dS and dz of key blocks from `first` on: mixes what queries send back to them, from(matrix).
 template <class L, class A, class From>
-void mix_group_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index first,
-                        const Panel<A>& to, const From& from) {
+void mix_blocks_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index first,
+                         const SummaryRows<A>& to, const From& from, bool summaries_wanted = true,
+                         bool key_sums_wanted = true) {
   const Problem& problem = plan.problem;
   [[maybe_unused]] const Index lag =
       lag_of(sight_of<L>) + problem.keys.first - problem.queries.first;
-  for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
-    const Into into = matrix == 0 ? Into::overwrite : Into::add;
-    const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
-    if constexpr (is_causal<L>) {
-      mix_past_summary_gradient<A>(mixing, first, lag, from(matrix), to, into);
-    } else {
-      mix_summary_gradient<A>(mixing, first, from(matrix), to, into);
+  const auto mix_back = [&](Panel<A> SummaryRows<A>::*width) {
+    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
+      const Into into = matrix == 0 ? Into::overwrite : Into::add;
+      const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
+      if constexpr (is_causal<L>) {
+        mix_past_summary_gradient<A>(mixing, first, lag, from(matrix).*width, to.*width, into);
+      } else {
+        mix_summary_gradient<A>(mixing, first, from(matrix).*width, to.*width, into);
+      }
     }
-  }
+  };
+  if (summaries_wanted) mix_back(&SummaryRows<A>::summaries);
+  if constexpr (mixes_key_sums<L>)
+    if (key_sums_wanted) mix_back(&SummaryRows<A>::key_sums);
 }
 
 /// dS and dz of a group of key blocks, in the scratch of a slot; dS only if it is asked for.
@@ -137,14 +143,10 @@ SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
     if (summaries_wanted) set_zero(grad.summaries);
     set_zero(grad.key_sums);
   }
-  if (summaries_wanted)
-    mix_group_gradient(plan, unit, grad.first, grad.summaries,
-                       [&](Index matrix) { return mixed_gradients(plan, unit, matrix).summaries; });
-  if constexpr (mixes_key_sums<L>)
-    if (request.gradients.key.wanted)
-      mix_group_gradient(plan, unit, grad.first, grad.key_sums, [&](Index matrix) {
-        return mixed_gradients(plan, unit, matrix).key_sums;
-      });
+  mix_blocks_gradient(
+      plan, unit, grad.first, grad,
+      [&](Index matrix) { return mixed_gradients(plan, unit, matrix); }, summaries_wanted,
+      request.gradients.key.wanted);
   return grad;
 }
 

@@ -174,12 +174,7 @@ void mix_stage_gradient(const Plan<L, A>& plan, const Unit<A>& unit, const Summa
       plan.extents.matrices > 1 ? Into::add : Into::overwrite, loop.num_slots());
   loop.parallel_for(groups.count, [&](Index group, Index) {
     const Index first = groups.begin(group);
-    const Index count = groups.size(group);
-    mix_group_gradient(plan, unit, first, grad.summaries.row_range(first, count),
-                       [&](Index matrix) { return from(matrix).summaries; });
-    if constexpr (mixes_key_sums<L>)
-      mix_group_gradient(plan, unit, first, grad.key_sums.row_range(first, count),
-                         [&](Index matrix) { return from(matrix).key_sums; });
+    mix_blocks_gradient(plan, unit, first, grad.row_range(first, groups.size(group)), from);
   });
 }
 
