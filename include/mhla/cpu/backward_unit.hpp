@@ -7,7 +7,7 @@
 //                           (Causal: and what the own block's queries send back, dm_bb with it)
 //
 // The summaries S_b, z_b are there before it starts: recomputed, or saved by the forward pass. `by`
-// is exact::Backward (exact/backward.hpp) or pairs::Backward (pairs/backward.hpp).
+// is exact::Backward (exact.hpp) or pairs::Backward (pairs/backward.hpp).
 #pragma once
 
 #include <algorithm>

@@ -7,7 +7,7 @@
 //
 // Under Causal a tile also reads its own block's keys, which are then added to S~_i and z~_i.
 //
-// `by` is a unit and how its products are made: exact::Forward (exact/forward.hpp), or with
+// `by` is a unit and how its products are made: exact::Forward (exact.hpp), or with
 // Precision::fast pairs::Forward (pairs/forward.hpp). `loop` is OneSlot, or the caller's executor
 // if the slots share a unit; the bits are the same.
 #pragma once

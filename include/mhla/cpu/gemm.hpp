@@ -66,17 +66,24 @@ MHLA_OUT_OF_LINE void multiply(const Product<T>& product) {
   multiply(product_tiles<T>(), product);
 }
 
+template <class T>
+Product<T> product_of(const Panel<T>& result, const Panel<const T>& a, bool transposed,
+                      const Panel<const T>& b, Into into) {
+  return {.rows = result.rows,
+          .cols = result.cols,
+          .depth = transposed ? a.rows : a.cols,
+          .a = a.placed(),
+          .a_transposed = transposed,
+          .b = b.placed(),
+          .c = result.placed(),
+          .add = into == Into::add};
+}
+
 /// result (+)= a b
 template <class T>
 void multiply(const Panel<T>& result, const Factor<T>& a, const Factor<T>& b,
               Into into = Into::overwrite) {
-  multiply(Product<T>{.rows = result.rows,
-                      .cols = result.cols,
-                      .depth = a.cols,
-                      .a = a.placed(),
-                      .b = b.placed(),
-                      .c = result.placed(),
-                      .add = into == Into::add});
+  multiply(product_of<T>(result, a, false, b, into));
 }
 
 /// result_r = scale_r (a b)_r, where result's rows need not be contiguous; without scales all are
@@ -138,13 +145,7 @@ MHLA_OUT_OF_LINE void multiply_right_transposed(const Panel<T>& result, const Fa
   constexpr Index few_rows = 4;
   constexpr Index many_rows = 96;
   constexpr Index long_row = 1024;
-  const Product<T> product{.rows = result.rows,
-                           .cols = result.cols,
-                           .depth = a.cols,
-                           .a = a.placed(),
-                           .b = b.placed(),
-                           .c = result.placed(),
-                           .add = into == Into::add};
+  const Product<T> product = product_of<T>(result, a, false, b, into);
   if (rows < 0) rows = a.rows;
   if (rows <= few_rows || (rows < many_rows && a.cols >= long_row)) {
     multiply_dots(dot_tiles<T>(), product);
@@ -159,24 +160,11 @@ void transpose(const Panel<T>& result, const Factor<T>& a) {
   product_tiles<T>().transpose(a.rows, a.cols, a.data, a.stride, result.data, result.stride);
 }
 
-template <class T>
-Product<T> mixing_product(const Panel<T>& result, const Panel<const T>& weights, bool transposed,
-                          const Panel<const T>& b, Into into) {
-  return {.rows = result.rows,
-          .cols = result.cols,
-          .depth = transposed ? weights.rows : weights.cols,
-          .a = weights.placed(),
-          .a_transposed = transposed,
-          .b = b.placed(),
-          .c = result.placed(),
-          .add = into == Into::add};
-}
-
 /// result (+)= weights b, or weights^T b, for rows of b that exceed the caches.
 template <class T>
 MHLA_ONCE_A_CALL void mix_rows(const Panel<T>& result, const Factor<T>& weights, bool transposed,
                                const Factor<T>& b, Into into) {
-  multiply_panels<T>(product_tiles<T>(), mixing_product<T>(result, weights, transposed, b, into),
+  multiply_panels<T>(product_tiles<T>(), product_of<T>(result, weights, transposed, b, into),
                      Terms::all, nullptr);
 }
 
@@ -187,8 +175,8 @@ MHLA_ONCE_A_CALL void mix_rows(const Panel<T>& result, const Factor<T>& weights,
   if (terms == Terms::all) return mix_rows<T>(result, weights, transposed, b, into);
   TriangleKernel<T>* triangle = nullptr;
   with_kernels<T>([&](auto kernels) { triangle = kernels.triangle; });
-  multiply_panels<T>(product_tiles<T>(), mixing_product<T>(result, weights, transposed, b, into),
-                     terms, triangle);
+  multiply_panels<T>(product_tiles<T>(), product_of<T>(result, weights, transposed, b, into), terms,
+                     triangle);
 }
 
 /// result_r = <a_r, b_r>, row by row
@@ -236,13 +224,7 @@ template <class T>
 void weighted_row_sum(const Span<T>& result, const Factor<T>& a, const Factors<T>& weights,
                       Into into) {
   if (weights.size > 0)
-    return multiply(Product<T>{.rows = 1,
-                               .cols = result.size,
-                               .depth = a.rows,
-                               .a = {weights.data, 0},
-                               .b = a.placed(),
-                               .c = {result.data, result.size},
-                               .add = into == Into::add});
+    return multiply<T>(panel(result.data, 1, result.size), {weights.data, 1, a.rows, 0}, a, into);
   add_rows(CompensatedSum<T>{result}, T(1), a, into);
 }
 

@@ -14,7 +14,7 @@
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/backward_unit.hpp>
-#include <mhla/cpu/exact/backward.hpp>
+#include <mhla/cpu/exact.hpp>
 #include <mhla/cpu/factored_mixing.hpp>
 #include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/partial_sums.hpp>

@@ -14,8 +14,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/backward_unit.hpp>
-#include <mhla/cpu/exact/backward.hpp>
-#include <mhla/cpu/exact/forward.hpp>
+#include <mhla/cpu/exact.hpp>
 #include <mhla/cpu/forward_unit.hpp>
 #include <mhla/cpu/pairs/backward.hpp>
 #include <mhla/cpu/pairs/forward.hpp>
