@@ -166,25 +166,6 @@ Index decoder_bytes(const V& attention, const Problem& problem, Index capacity) 
   return arena.used();
 }
 
-/// The next tokens of some sequences.
-template <class T>
-struct DecodeTensors {
-  TensorView<const T, 4> q;
-  TensorView<const T, 4> k;
-  TensorView<const T, 4> v;
-  TensorView<T, 4> y;
-
-  /// `count` of them from `first` on.
-  DecodeTensors part(Index first, Index count) const {
-    const auto cut = [&](auto view) {
-      if (view.data != nullptr) view.data += first * view.stride[2];
-      view.extent[2] = count;
-      return view;
-    };
-    return {cut(q), cut(k), cut(v), cut(y)};
-  }
-};
-
 /// What runs checked calls; defined in decoding.cuh. An undefined reference to a member means that
 /// no .cu of the program holds MHLA_INSTANTIATE_CUDA_DECODER(V, T).
 template <class V, class T>
@@ -249,7 +230,7 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
   using A = Accumulator<T>;
   using Kernels = cuda::DecoderKernels<V, T>;
   using Parts = typename Kernels::Parts;
-  using Tensors = cuda::DecodeTensors<T>;
+  using Tensors = DecodeTensors<T>;
 
  public:
   /// Bytes of device memory that a decoder takes: exact.
@@ -340,11 +321,12 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
   void record_step(const CudaDevice& device, const TensorView<const T, 4>& q,
                    const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
                    const TensorView<T, 4>& y) const {
-    const Index tokens = checked_decoder_tokens(shape_, shape_.batch, q, k, v, y);
+    const Tensors x{q, k, v, y};
+    const Index tokens = checked_decoder_tokens(shape_, shape_.batch, x);
     require_extent("q", "tokens", tokens, 1, "a recorded step is one token of every sequence");
-    require_decoder_tensors(parts_.attention, q, k, v, y, memory_);
-    Kernels::require_memory({q, k, v, y});
-    Kernels::run_tile(device, parts_, 0, {q, k, v, y});
+    require_decoder_tensors(parts_.attention, x, memory_);
+    Kernels::require_memory(x);
+    Kernels::run_tile(device, parts_, 0, x);
   }
   /// Counts a replay of a recorded step, which the caller launches next.
   /// \throws StateError if a sequence would exceed capacity(); nothing is counted then.
@@ -432,22 +414,21 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
     mhla::require_room(sequence, position(sequence), tokens, capacity(),
                        mix_limits<V>(parts_.extents.mix_rows));
   }
-  void advance(const CudaDevice& device, Index first, Index sequences, const Tensors& tensors) {
-    const auto& [q, k, v, y] = tensors;
-    const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
+  void advance(const CudaDevice& device, Index first, Index sequences, const Tensors& x) {
+    const Index tokens = checked_decoder_tokens(shape_, sequences, x);
     const Span<Index> positions{positions_.data() + first, sequences};
     for (Index s = first; s < first + sequences; ++s) require_room(s, tokens);
-    require_decoder_tensors(parts_.attention, q, k, v, y, memory_);
-    Kernels::require_memory(tensors);
+    require_decoder_tensors(parts_.attention, x, memory_);
+    Kernels::require_memory(x);
     const Index block_tokens = parts_.extents.block_tokens;
     for (Index done = 0; done < tokens;) {
       // A tile ends where any sequence reaches the end of its block.
-      Index count = y.size() == 0 ? tokens : (std::min)(tokens - done, parts_.extents.tile());
-      if (y.size() > 0) {
+      Index count = x.y.size() == 0 ? tokens : (std::min)(tokens - done, parts_.extents.tile());
+      if (x.y.size() > 0) {
         for (const Index position : positions)
           count = (std::min)(count, block_tokens - position % block_tokens);
         try {
-          Kernels::run_tile(device, parts_, first, tensors.part(done, count));
+          Kernels::run_tile(device, parts_, first, x.part(done, count));
         } catch (...) {
           for (Index& position : positions) position = lost;
           throw;

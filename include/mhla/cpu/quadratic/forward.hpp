@@ -11,7 +11,6 @@
 #include <mhla/cpu/quadratic/scores.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/tiles.hpp>
-#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -15,8 +15,8 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/block_table.hpp>
-#include <mhla/cpu/extents.hpp>
 #include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/partition.hpp>
 #include <mhla/policy/causality.hpp>
 
 MHLA_NAMESPACE_BEGIN
