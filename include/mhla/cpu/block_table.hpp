@@ -4,7 +4,7 @@
 //
 //   sequence -> blocks -> tiles (what a stage works on) -> runs of tokens
 //
-// On the quadratic path (quadratic/keys.hpp) a tile may cross blocks. Tiles have the tokens in the
+// On the quadratic path (quadratic/forward.hpp) a tile may cross blocks. Tiles have the tokens in the
 // order of their blocks:
 //
 //   sequence -> tiles -> runs of tokens       sequence -> blocks
@@ -17,7 +17,6 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/kernels.hpp>
 #include <mhla/policy/batch_layout.hpp>

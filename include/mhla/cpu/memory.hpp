@@ -11,7 +11,7 @@
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/pairs/memory.hpp>
 #include <mhla/cpu/partition.hpp>
-#include <mhla/cpu/quadratic/memory.hpp>
+#include <mhla/cpu/quadratic/scores.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/token_block.hpp>
 #include <mhla/policy/mixing.hpp>

@@ -9,9 +9,9 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/plan.hpp>
-#include <mhla/policy/precision.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN

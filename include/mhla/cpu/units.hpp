@@ -250,7 +250,8 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
     const Index head = index / forward.parts;
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
-        return quadratic::ForwardUnit<L, T>(operands, unit_of(plan, head, memory), y).run(loop);
+        return quadratic::read_out_unit(
+            quadratic::QuadraticUnit<L, T>(operands, unit_of(plan, head, memory)), y, loop);
     const Index first_column = index % forward.parts * columns;
     A* const kept = saved.size > 0 ? saved.data + head * (saved.size / heads) : nullptr;
     const auto kept_rows = [&](Index blocks) {

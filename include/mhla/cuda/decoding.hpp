@@ -13,9 +13,8 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/device.hpp>
-#include <mhla/cuda/rotation_table.hpp>
+#include <mhla/cuda/tables.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/decoding_checks.hpp>
 #include <mhla/policy/problem.hpp>
@@ -106,12 +105,6 @@ struct DecodeMemory {
     mixed = take(2 * e.matrices, summary);
     mixed_sums = take(2 * e.matrices, sum);
   }
-
-  static Index bytes(const DecodeExtents& e) {
-    Arena arena;
-    DecodeMemory(arena, e);
-    return arena.used();
-  }
 };
 
 /// What else a step needs: tables and scratch.
@@ -179,7 +172,6 @@ template <class V, class T>
 struct DecoderKernels {
   using A = Accumulator<T>;
   using Parts = DecoderParts<V, A>;
-  using Memory = DecodeMemory<A>;
 
   /// Fills tables, copies mix and resets all sequences.
   static void set_up(const CudaDevice& device, const Parts& decoder,
@@ -192,9 +184,9 @@ struct DecoderKernels {
   /// Resets sequences [first, first + count).
   static void reset(const CudaDevice& device, const Parts& decoder, Index first, Index count);
   /// Throws CudaError unless CUDA knows a state's memory.
-  static void require_memory(const Memory& memory);
-  /// Copies what a snapshot keeps, from `from` to `to`, which have the same layout.
-  static void copy(const CudaDevice& device, const Memory& from, const Memory& to);
+  static void require_memory(const Span<std::byte>& memory);
+  /// Copies what a snapshot keeps.
+  static void copy(const CudaDevice& device, const Span<std::byte>& from, std::byte* to);
 };
 
 inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char* function,
@@ -238,7 +230,6 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
   using A = Accumulator<T>;
   using Kernels = cuda::DecoderKernels<V, T>;
   using Parts = typename Kernels::Parts;
-  using Memory = typename Kernels::Memory;
   using Tensors = DecodeTensors<T>;
 
  public:
@@ -352,7 +343,11 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
     WorkspaceView memory_;
   };
   /// Bytes of device memory of a snapshot.
-  Index snapshot_size() const { return Memory::bytes(parts_.extents); }
+  Index snapshot_size() const {
+    Arena arena;
+    cuda::DecodeMemory<A>(arena, parts_.extents);
+    return arena.used();
+  }
 
   /// Copies the state, without mix, into `memory`.
   /// \throws StateError if a sequence is lost, WorkspaceError if `memory` is smaller than
@@ -364,14 +359,13 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
     footprint.require_scratch(memory_, "the decoder's memory");
     footprint.require_scratch(memory, "memory");
     for (Index s = 0; s < shape_.batch; ++s) static_cast<void>(position(s));
-    const Memory to = memory_in(memory);
-    Kernels::require_memory(parts_.memory);
-    Kernels::require_memory(to);
+    Kernels::require_memory(kept_in(memory_));
+    Kernels::require_memory(kept_in(memory));
     Snapshot snapshot;
     snapshot.extents_ = parts_.extents;
     snapshot.positions_ = positions_;
     snapshot.memory_ = memory;
-    Kernels::copy(device, parts_.memory, to);
+    Kernels::copy(device, kept_in(memory_), memory.data);
     return snapshot;
   }
   /// Restores a state that save() made, of this decoder or one of the same sizes. That its variant
@@ -385,11 +379,10 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
     if (snapshot.positions_.size() != positions_.size())
       throw StateError("mhla: load: the snapshot was moved from");
     std::vector<Index> positions = snapshot.positions_;
-    const Memory from = memory_in(snapshot.memory_);
-    Kernels::require_memory(from);
-    Kernels::require_memory(parts_.memory);
+    Kernels::require_memory(kept_in(snapshot.memory_));
+    Kernels::require_memory(kept_in(memory_));
     std::fill(positions_.begin(), positions_.end(), lost);
-    Kernels::copy(device, from, parts_.memory);
+    Kernels::copy(device, kept_in(snapshot.memory_), memory_.data);
     positions_ = (std::move)(positions);
   }
 
@@ -414,10 +407,8 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
     Arena arena(memory);
     return Parts(arena, variant, problem, capacity);
   }
-  Memory memory_in(WorkspaceView memory) const {
-    Arena arena(memory);
-    return Memory(arena, parts_.extents);
-  }
+  // What a snapshot keeps comes first in a decoder's memory.
+  Span<std::byte> kept_in(WorkspaceView memory) const { return {memory.data, snapshot_size()}; }
 
   void require_room(Index sequence, Index tokens) const {
     mhla::require_room(sequence, position(sequence), tokens, capacity(),

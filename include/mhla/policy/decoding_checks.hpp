@@ -195,10 +195,6 @@ Index checked_decoder_tokens(const DecoderShape& shape, Index sequences,
 template <class V, class T>
 Footprint require_decoder_tensors(const V& attention, const DecodeTensors<T>& x,
                                   WorkspaceView memory = {}) {
-  require_aligned(x.q, "q");
-  require_aligned(x.k, "k");
-  require_aligned(x.v, "v");
-  require_aligned(x.y, "y");
   Footprint footprint;
   footprint.writes(x.y, "y");
   footprint.reads(x.q, "q");

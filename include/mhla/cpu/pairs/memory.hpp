@@ -49,6 +49,10 @@ struct PairedSummaries {
   VnniPanel with(Index block) const {
     return {data + block / 2 * stride(), shape.rows, shape.cols, shape.cols};
   }
+  /// What a block's sums, and `add` unless it is empty, become.
+  PairProduct half(Index block, const Panel<float>& add = {}) const {
+    return half_of(with(block), static_cast<int>(block % 2), add);
+  }
   /// Some elements of one half of all of them: the right factor of mixing.
   //                                                                 // [pairs of blocks, count]
   VnniPanel elements(Index first, Index count) const {

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/policy/path.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
