@@ -86,8 +86,7 @@ struct OwnTileScratch : TilePanels<A> {
   }
 };
 
-/// Panels of one tile and one group of rows; one for every slot. Here and below `in_pairs` is a
-/// bool, or std::false_type where a call never multiplies pairs: memory for them is not compiled.
+/// Panels of one tile and one group of rows; one for every slot.
 template <class A>
 struct SlotScratch : TilePanels<A> {
   Span<A> denominators;       // [tile tokens]
@@ -104,9 +103,8 @@ struct SlotScratch : TilePanels<A> {
   quadratic::Scratch<A> quadratic;
 
   SlotScratch() = default;
-  template <class InPairs>
   MHLA_ONCE_A_CALL SlotScratch(Arena& arena, const Extents& e, Index key_dim, Index group_rows,
-                               const Needs& needs, InPairs in_pairs)
+                               const Needs& needs, bool in_pairs)
       : TilePanels<A>(arena, e, needs), own(arena, e, needs) {
     denominators = arena.take<A>(needs.normalizer() ? e.tile_tokens : 0);
     inverses = arena.take<A>(denominators.size);
@@ -194,9 +192,7 @@ struct UnitMemory {
   quadratic::Memory<A> quadratic;  // instead of all of the above but grad_mixing
 
   UnitMemory() = default;
-  template <class InPairs>
-  MHLA_ONCE_A_CALL UnitMemory(Arena& arena, const Extents& e, const Needs& needs,
-                              InPairs in_pairs) {
+  MHLA_ONCE_A_CALL UnitMemory(Arena& arena, const Extents& e, const Needs& needs, bool in_pairs) {
     if (needs.quadratic) {
       quadratic.lay_out(arena, e, needs.unrotated_too(), needs.backward);
       return;

@@ -59,16 +59,6 @@ MixingRef<A> structured_mixing([[maybe_unused]] const V& attention,
   return {};
 }
 
-/// in_pairs, unless `other`: std::false_type stays one.
-template <class InPairs>
-auto and_not(InPairs in_pairs, [[maybe_unused]] bool other) {
-  if constexpr (std::is_same_v<InPairs, std::false_type>) {
-    return in_pairs;
-  } else {
-    return in_pairs && !other;
-  }
-}
-
 /// Everything a call knows before it runs. Constructed on a measuring arena, it only determines how
 /// much workspace the call takes.
 template <class L, class A>
@@ -94,12 +84,11 @@ struct Plan {
   // shared.
   bool whole_units;
 
-  /// `concurrent` is the number of tasks that could run at once without sharing a unit; `in_pairs`
-  /// as in SlotScratch.
-  template <class V, class InPairs>
+  /// `concurrent` is the number of tasks that could run at once without sharing a unit.
+  template <class V>
   MHLA_ONCE_A_CALL Plan(Arena& arena, const V& attention, const Problem& checked,
                         const ExecutorRef& executor, Index concurrent, bool backward,
-                        bool takes_quadratic, InPairs in_pairs)
+                        bool takes_quadratic, bool in_pairs)
       : problem(checked),
         quadratic(takes_quadratic),
         extents(checked, max_tokens_of_tile<L>, tiles_of()),
@@ -111,11 +100,10 @@ struct Plan {
     matrix_size = matrix_size_of(structure, problem);
     mixing = arena.take<A>(checked_mul(shape.mix_heads, matrix_size));
 
-    const auto rounds = and_not(in_pairs, quadratic);
-    pairs = rounds;
-    mixes_in_float = rounds && (is_structured<L> || problem.stage);
+    pairs = in_pairs && !quadratic;
+    mixes_in_float = pairs && (is_structured<L> || problem.stage);
     is_backward = backward;
-    if (rounds && !mixes_in_float)
+    if (pairs && !mixes_in_float)
       rounded = RoundedMixing(arena, shape.mix_heads, problem.query_blocks, problem.key_blocks,
                               is_backward);
     const bool mixes = is_structured<L> && problem.stage != Stage::summarize &&
@@ -137,12 +125,12 @@ struct Plan {
     const Index group_rows = rows_mixed_at_once();
     scratch = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
-      const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs, rounds);
+      const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs, pairs);
       if (!arena.measures()) scratch[s] = slot;
     }
     units = arena.take<UnitMemory<A>>(whole_units ? num_slots : 1);
     for (Index u = 0; u < units.size; ++u) {
-      const UnitMemory<A> unit(arena, extents, needs, rounds);
+      const UnitMemory<A> unit(arena, extents, needs, pairs);
       if (!arena.measures()) units[u] = unit;
     }
   }

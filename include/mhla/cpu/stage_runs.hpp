@@ -206,18 +206,17 @@ class StageRun {
   }
 
  private:
-  static constexpr std::false_type exact{};
   // Whether tokens' products are rounded: in stages of a forward pass, whose mixing is not.
-  auto in_pairs() const {
-    return and_not(multiplies_pairs<T>(attention_, problem_),
-                   problem_.stage != Stage::summarize && problem_.stage != Stage::read_out);
+  bool in_pairs() const {
+    return (problem_.stage == Stage::summarize || problem_.stage == Stage::read_out) &&
+           multiplies_pairs<T>(attention_, problem_);
   }
 
   Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
   template <class PlanType>
   PlanType lay_out(Arena& arena) const {
     if constexpr (std::is_same_v<PlanType, BackwardPlan>)
-      return PlanType(arena, attention_, problem_, executor_, exact);
+      return PlanType(arena, attention_, problem_, executor_, false);
     else
       return PlanType(arena, attention_, problem_, executor_, units(), false, false, in_pairs());
   }

@@ -55,9 +55,9 @@ struct ForwardPlan {
   Index parts;     // of the value columns of a head
   Plan<L, A> plan;
 
-  template <class V, class InPairs>
+  template <class V>
   MHLA_ONCE_A_CALL ForwardPlan(Arena& arena, const V& attention, const Problem& problem,
-                               const ExecutorRef& executor, InPairs in_pairs)
+                               const ExecutorRef& executor, bool in_pairs)
       : quadratic(takes_quadratic_path(attention, problem, false, in_pairs)),
         parts(quadratic || decides_by_values(in_pairs)
                   ? 1
@@ -82,9 +82,9 @@ struct BackwardPlan {
   Plan<L, A> plan;
   Span<A> grad_mixing;  // [sequence groups, kv_heads, matrices, elements of a matrix]
 
-  template <class V, class InPairs>
+  template <class V>
   MHLA_ONCE_A_CALL BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
-                                const ExecutorRef& executor, InPairs in_pairs)
+                                const ExecutorRef& executor, bool in_pairs)
       : partials(partial_sums(attention, problem)),
         plan(arena, attention, problem, executor, partials.count(), true,
              takes_quadratic_path(attention, problem, true, in_pairs), in_pairs),
