@@ -232,12 +232,9 @@ MHLA_ANY_CALL(constexpr QkvViews<float> qkv_views, {
                 "mhla::QkvOrder::tokens_first) with a pointer, as x.data() of a std::vector");
   return {};
 })
-MHLA_ANY_CALL(AnyView slice, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call slice(view, axis, first, count) with a view, as made by make_view, "
-                "heads_view or qkv_views, and three integers");
-  return {};
-})
+MHLA_NO_SUCH_CALL(AnyView slice,
+                  "mhla: call slice(view, axis, first, count) with a view, as made by make_view, "
+                  "heads_view or qkv_views, and three integers")
 MHLA_ANY_CALL(constexpr AnyView tokens_first, {
   static_assert(no_such_call<Given...>,
                 "mhla: tokens_first takes a view or an Eigen tensor of rank 4, [batch, tokens, "

@@ -64,12 +64,10 @@ class Workspace {
           static_cast<std::size_t>(bytes), std::align_val_t{std::size_t{workspace_alignment}}));
   }
   /// \cond INTERNAL
-  MHLA_ANY_CALL(explicit Workspace, {
-    static_assert(no_such_call<Given...>,
-                  "mhla: make a Workspace from its number of bytes: mhla::forward_workspace_size "
-                  "and backward_workspace_size say how many; memory of your own is an "
-                  "mhla::WorkspaceView {memory, bytes}");
-  })
+  MHLA_NO_SUCH_CALL(explicit Workspace,
+                    "mhla: make a Workspace from its number of bytes: mhla::forward_workspace_size "
+                    "and backward_workspace_size say how many; memory of your own is an "
+                    "mhla::WorkspaceView {memory, bytes}")
   /// \endcond
   /// Empties the other.
   Workspace(Workspace&& other) noexcept

@@ -133,7 +133,7 @@ struct StageBackend {
     const bool backward =
         problem.stage == Stage::read_out_gradient || problem.stage == Stage::summarize_gradient;
     const Call<V, T> call{attention, problem, backward ? Direction::backward : Direction::forward};
-    return CublasPath::workspace(call).workspace_bytes;
+    return memory_of<CublasPath::Plan<V, T>>(call).workspace_bytes;
   }
   // With masks of those sides alone of which a stage has tokens; throws unless they fit.
   template <class V>

@@ -185,10 +185,10 @@ class HostHeads {
     std::optional<cpu::BackwardPlan<L, A>>& plan = memory.plan;
     cpu::BackwardRequest<L, T> request{dy, gradients, Update::overwrite};
     const auto operands = [&] {
-      return cpu::Operands<L, T>{cpu::lower(attention_), plan->plan, x.q, x.k, x.v, x.mix};
+      return cpu::Operands<L, T>{x, cpu::lower(attention_), plan->plan};
     };
     if (plan) {
-      plan->plan.pack_mixing(x.mix, cpu::multiplies_pairs_backward<T>(attention_, own_));
+      plan->plan.pack_mixing(x.mix);
       cpu::run_backward(operands(), request, *plan, {}, executor);
       if constexpr (requires { attention_.masks; }) {
         cpu::clear_masked(attention_.masks, gradients);

@@ -23,6 +23,24 @@ MHLA_NAMESPACE_BEGIN
 // Any Packed or Padded.
 template <class A>
 inline constexpr bool is_batch_layout = false;
+
+// What the two have in common: expressions hold them whole, as `Self`.
+template <class Self, class A>
+struct BatchLayout : A {
+  static_assert(!is_batch_layout<A>, "mhla: a batch is either packed or padded, and only once");
+
+  explicit BatchLayout(const A& variant) : A(variant) {}
+
+  template <class Query, class Key, class Value, class Mix>
+  auto operator()(const Query& q, const Key& k, const Value& v, const Mix& mix) const {
+    return expression_of_forward(static_cast<const Self&>(*this), q, k, v, mix);
+  }
+  template <class Query, class Key, class Value, class Mix, class GradOutput>
+  auto backward(const Query& q, const Key& k, const Value& v, const Mix& mix,
+                const GradOutput& dy) const {
+    return expression_of_backward(static_cast<const Self&>(*this), q, k, v, mix, dy);
+  }
+};
 /// \endcond
 
 /// Sequences of different lengths laid end to end on the token axis, in a batch of 1: sequence s is
@@ -32,8 +50,7 @@ inline constexpr bool is_batch_layout = false;
 /// or int64, the first 0, non-decreasing, the last the number of tokens; a sequence may be empty.
 /// Whether they fit is checked in every call. Made by mhla::packed.
 template <class A, class Offset = void>
-struct Packed : A {
-  static_assert(!is_batch_layout<A>, "mhla: a batch is either packed or padded, and only once");
+struct Packed : BatchLayout<Packed<A, Offset>, A> {
   static_assert(A::GeometryType::rank == 1,
                 "mhla: packed sequences are cut into Blocks1D: a grid has one extent for all");
   static_assert(std::same_as<Offset, std::int32_t> || std::same_as<Offset, std::int64_t>,
@@ -46,7 +63,7 @@ struct Packed : A {
 
   /// See mhla::packed.
   Packed(const A& variant, Span<const Offset> sequence_offsets)
-      : A(variant), offsets(sequence_offsets) {}
+      : BatchLayout<Packed, A>(variant), offsets(sequence_offsets) {}
 
   /// Number of sequences.
   Index sequences() const { return offsets.size > 0 ? offsets.size - 1 : 0; }
@@ -54,18 +71,6 @@ struct Packed : A {
   Index begin(Index sequence) const { return static_cast<Index>(offsets[sequence]); }
   /// Tokens of a sequence.
   Index length(Index sequence) const { return begin(sequence + 1) - begin(sequence); }
-
-  /// As Attention::operator().
-  template <class Query, class Key, class Value, class Mix>
-  auto operator()(const Query& q, const Key& k, const Value& v, const Mix& mix) const {
-    return expression_of_forward(*this, q, k, v, mix);
-  }
-  /// As Attention::backward.
-  template <class Query, class Key, class Value, class Mix, class GradOutput>
-  auto backward(const Query& q, const Key& k, const Value& v, const Mix& mix,
-                const GradOutput& dy) const {
-    return expression_of_backward(*this, q, k, v, mix, dy);
-  }
 };
 
 /// Masks of a call, each [batch, tokens] of its side, nonzero where a token takes part; a mask
@@ -114,8 +119,7 @@ struct TokenMasks {
 /// gradient 0. A mask moves no block boundary and no position. Trailing padding changes no bit of
 /// the other tokens' results. Made by mhla::padded.
 template <class A>
-struct Padded : A {
-  static_assert(!is_batch_layout<A>, "mhla: a batch is either packed or padded, and only once");
+struct Padded : BatchLayout<Padded<A>, A> {
   static_assert(!mixes_products<A>,
                 "mhla: MixedProduct ties a token to the same offset of other blocks, which a mask "
                 "may take away: use MixedKeySum or Unnormalized for a padded batch");
@@ -123,19 +127,8 @@ struct Padded : A {
   TokenMasks masks;  ///< borrowed
 
   /// See mhla::padded.
-  Padded(const A& variant, const TokenMasks& token_masks) : A(variant), masks(token_masks) {}
-
-  /// As Attention::operator().
-  template <class Query, class Key, class Value, class Mix>
-  auto operator()(const Query& q, const Key& k, const Value& v, const Mix& mix) const {
-    return expression_of_forward(*this, q, k, v, mix);
-  }
-  /// As Attention::backward.
-  template <class Query, class Key, class Value, class Mix, class GradOutput>
-  auto backward(const Query& q, const Key& k, const Value& v, const Mix& mix,
-                const GradOutput& dy) const {
-    return expression_of_backward(*this, q, k, v, mix, dy);
-  }
+  Padded(const A& variant, const TokenMasks& token_masks)
+      : BatchLayout<Padded, A>(variant), masks(token_masks) {}
 };
 
 /// \cond INTERNAL
@@ -147,9 +140,7 @@ template <class A>
 requires(!AttentionVariant<A>) struct Padded<A> : NoVariantOfTensors<A, float> {
   using NoVariantOfTensors<A, float>::NoVariantOfTensors;
 };
-/// \endcond
 
-/// \cond INTERNAL
 template <class A, class Offset>
 inline constexpr bool is_batch_layout<Packed<A, Offset>> = true;
 template <class A>

@@ -14,7 +14,6 @@
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/precision.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
 #include <mhla/stages/blocks.hpp>
