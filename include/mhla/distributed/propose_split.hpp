@@ -400,13 +400,10 @@ std::string explain(const V& attention, const Shape& shape, const SplitCall& cal
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(SplitProposal propose_split, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call propose_split<T>, or explain<T>, (attention, shape, {.queries = "
-                "shares}) with the "
-                "scalar T of the tensors, an mhla::Shape and an mhla::SplitCall");
-  return {};
-})
+MHLA_NO_SUCH_CALL(SplitProposal propose_split,
+                  "mhla: call propose_split<T>, or explain<T>, (attention, shape, {.queries = "
+                  "shares}) with the "
+                  "scalar T of the tensors, an mhla::Shape and an mhla::SplitCall")
 /// \endcond
 
 /// \}

@@ -110,12 +110,9 @@ void require_chunks(const char* argument, const Shares& shares, const List& list
   }
 }
 
-MHLA_ANY_CALL(Shares equal_shares, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call equal_shares(blocks, ranks) or equal_shares(attention, shape, ranks) "
-                "with an mhla::Shape");
-  return {};
-})
+MHLA_NO_SUCH_CALL(Shares equal_shares,
+                  "mhla: call equal_shares(blocks, ranks) or equal_shares(attention, shape, ranks) "
+                  "with an mhla::Shape")
 /// \endcond
 
 /// \}
