@@ -26,13 +26,11 @@
 #include <cmath>
 #include <concepts>
 #include <cstddef>
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/overlap.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/block_geometry.hpp>

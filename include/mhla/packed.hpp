@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>

@@ -8,7 +8,6 @@
 #include <mhla/core/forward_state.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/units.hpp>

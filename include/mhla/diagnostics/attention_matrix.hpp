@@ -2,7 +2,6 @@
 // The attention matrix that MHLA never forms, for inspection (arXiv 2601.07832, eq. 5).
 #pragma once
 
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>

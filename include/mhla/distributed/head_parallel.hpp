@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstddef>
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>

@@ -5,12 +5,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/distributed/agreement.hpp>

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <concepts>
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/forward_state.hpp>

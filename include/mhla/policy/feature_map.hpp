@@ -16,7 +16,7 @@
 #include <concepts>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/setting.hpp>
+#include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <type_traits>
 

@@ -9,7 +9,7 @@
 
 #include <concepts>
 #include <mhla/core/config.hpp>
-#include <mhla/core/setting.hpp>
+#include <mhla/core/shape.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,7 +4,6 @@
 
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
-#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/policy/batch_layout.hpp>

@@ -3,7 +3,6 @@
 // numbers as members. Independent of Eigen, so that device code can name the same variant.
 #pragma once
 
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/policy/block_geometry.hpp>

@@ -4,7 +4,6 @@
 // allocating, and sharing no code with the backends it judges.
 #pragma once
 
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/gradient_views.hpp>

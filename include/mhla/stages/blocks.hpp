@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>

@@ -2,7 +2,6 @@
 // What is said where stages (mhla/stages.hpp) do not compile.
 #pragma once
 
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/policy/recurrent_mixing.hpp>

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <iomanip>
 #include <limits>
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>

@@ -2,7 +2,6 @@
 // Visits the elements of views of equal extents together, whatever their strides.
 #pragma once
 
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
