@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstring>
 #include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/distributed/communicator.hpp>

@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstddef>
 #include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/distributed/communicator.hpp>

@@ -400,8 +400,8 @@ std::string explain(const V& attention, const Shape& shape, const SplitCall& cal
 /// \cond INTERNAL
 MHLA_NO_SUCH_CALL(SplitProposal propose_split,
                   "mhla: call propose_split<T>, or explain<T>, (attention, shape, {.queries = "
-                  "shares}) with the "
-                  "scalar T of the tensors, an mhla::Shape and an mhla::SplitCall")
+                  "shares}) with the scalar T of the tensors, an mhla::Shape and an "
+                  "mhla::SplitCall")
 /// \endcond
 
 /// \}
