@@ -54,9 +54,9 @@ inline void make_orthogonal(std::vector<Vector>& x, std::vector<Vector>& others)
       for (std::size_t j = i + 1; j < x.size(); ++j) {
         double ii = inner(x[i], x[i]), jj = inner(x[j], x[j]), ij = inner(x[i], x[j]);
         if (ii < jj) {
-          std::swap(ii, jj);
-          x[i].swap(x[j]);
-          others[i].swap(others[j]);
+          (std::swap)(ii, jj);
+          (std::swap)(x[i], x[j]);
+          (std::swap)(others[i], others[j]);
         }
         if (!((std::abs)(ij) > accuracy * std::sqrt(ii) * std::sqrt(jj))) continue;
         rotated = true;
