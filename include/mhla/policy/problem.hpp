@@ -116,8 +116,7 @@ MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape,
            " features but a rotation turns pairs; the number of features must be even"});
   }
 
-  constexpr bool equal_sides = mixes_products<A> || is_causal<A>;
-  if constexpr (equal_sides) {
+  if constexpr (mixes_products<A> || is_causal<A>) {
     if (query_grid != key_grid)
       throw ShapeError(
           "mhla: key_blocks: MixedProduct, Causal and BlockCausal need the same "

@@ -18,7 +18,7 @@ template <class V>
 inline constexpr bool mixes_products = V::NormalizerType::needs.mixed_products;
 /// Sums are divided by denominators, which are computed from key sums.
 template <class V>
-inline constexpr bool normalizes = V::NormalizerType::needs.key_sums();
+inline constexpr bool normalizes = mixes_key_sums<V> || mixes_products<V>;
 
 template <class V>
 inline constexpr Sight sight_of = V::CausalityType::sight;
