@@ -6,7 +6,7 @@ set(MHLA_PUBLIC_HEADERS
   stages.hpp structured_mixing.hpp version.hpp views.hpp
   core/config.hpp core/error.hpp core/executor.hpp core/forward_state.hpp core/gradient_views.hpp
   core/index.hpp core/scalar.hpp core/shape.hpp core/stage.hpp core/tensor_view.hpp
-  core/token_masks.hpp core/workspace.hpp
+  core/workspace.hpp
   policy/batch_layout.hpp policy/block_geometry.hpp policy/causality.hpp policy/decoding_checks.hpp
   policy/expand_mixing.hpp policy/feature_map.hpp policy/mixing.hpp policy/mixing_product.hpp
   policy/normalizer.hpp policy/recurrent_mixing.hpp policy/rotation.hpp policy/separable_mixing.hpp

@@ -18,7 +18,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <type_traits>
@@ -46,12 +45,10 @@ Packed<A, Offset> packed(const A& attention, const std::vector<Offset>&&) {
                 "mhla: packed borrows its offsets, and these are a temporary: give them a name");
   return {attention, {}};
 }
-MHLA_ANY_CALL(AnyArgument packed, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call packed(attention, offsets): offsets is an lvalue std::vector, or an "
-                "mhla::Span, of std::int32_t or std::int64_t, which the result borrows");
-  return {};
-})
+MHLA_NO_SUCH_CALL(AnyArgument packed,
+                  "mhla: call packed(attention, offsets): offsets is an lvalue std::vector, or an "
+                  "mhla::Span, of std::int32_t or std::int64_t, which the result borrows")
+
 template <class Byte>
 inline constexpr bool is_mask_byte = std::is_same_v<std::remove_const_t<Byte>, bool> ||
                                      std::is_same_v<std::remove_const_t<Byte>, std::uint8_t>;
@@ -83,12 +80,9 @@ requires(is_mask_byte<QueryByte>&& is_mask_byte<KeyByte>) Padded<A> padded(
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(AnyArgument padded, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call padded(attention, mask) or padded(attention, query_mask, key_mask): "
-                "a mask is an mhla::TensorView<T, 2> [batch, tokens] of bool or std::uint8_t");
-  return {};
-})
+MHLA_NO_SUCH_CALL(AnyArgument padded,
+                  "mhla: call padded(attention, mask) or padded(attention, query_mask, key_mask): "
+                  "a mask is an mhla::TensorView<T, 2> [batch, tokens] of bool or std::uint8_t")
 /// \endcond
 
 /// \}

@@ -98,7 +98,7 @@ class Footprint {
   }
 
   /// Throws WorkspaceError if `scratch` contains a byte of a piece; it then becomes a piece itself.
-  MHLA_ONCE_A_CALL void require_scratch(WorkspaceView scratch, const char* name) {
+  MHLA_ONCE_A_CALL void require_scratch(Span<const std::byte> scratch, const char* name) {
     if (scratch_ > count_) scratch_ = count_;
     const TensorView<const std::byte, 1> bytes = make_view(scratch.data, scratch.size);
     if (const char* other = sharing(overlap::strided(bytes), -1))
@@ -157,7 +157,7 @@ MHLA_ONCE_A_CALL void add_operands(Footprint& footprint, const OperandViews<T>& 
 /// memory if it is the caller's.
 template <class V>
 MHLA_ONCE_A_CALL void require_apart(Footprint& footprint, const V& attention,
-                                    WorkspaceView workspace, WorkspaceView state) {
+                                    WorkspaceView workspace, Span<const std::byte> state) {
   if constexpr (borrows_projection<V>)
     footprint.reads(attention.feature_map.projection, "feature_map.projection");
   if constexpr (requires { attention.offsets; })
@@ -178,7 +178,7 @@ template <AttentionVariant V, class T>
 MHLA_ONCE_A_CALL Footprint require_forward(const V& attention, const Shape& shape,
                                            const OperandViews<T>& operands,
                                            const TensorView<T, 4>& y, WorkspaceView workspace,
-                                           WorkspaceView state) {
+                                           Span<const std::byte> state) {
   require_extents(y, "y", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "y is [batch, heads, query tokens, value_dim]");
   Footprint footprint;
@@ -222,7 +222,7 @@ MHLA_ONCE_A_CALL Footprint require_backward(const V& attention, const Shape& sha
                                             const OperandViews<T>& operands,
                                             const TensorView<const T, 4>& dy,
                                             const GradientViews<T>& gradients,
-                                            WorkspaceView workspace, WorkspaceView state) {
+                                            WorkspaceView workspace, Span<const std::byte> state) {
   require_extents(dy, "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "dy is [batch, heads, query tokens, value_dim]");
   Footprint footprint = checked_gradients(shape, gradients);
@@ -342,12 +342,10 @@ requires(!(AttentionVariant<V> && arguments::Runs<E> &&
                                                         AnyArgument = {}, AnyArgument = {}) {
   arguments::explain<V, E, Y, Mix, Q, K, Value>();
 }
-MHLA_ANY_CALL(void forward_into, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call forward_into(attention, executor, q, k, v, mix, y, workspace, save): "
-                "workspace is an mhla::Workspace or a WorkspaceView and needed on a CudaDevice "
-                "alone, save points to a ForwardState of mix's type and may be left out");
-})
+MHLA_NO_SUCH_CALL(void forward_into,
+                  "mhla: call forward_into(attention, executor, q, k, v, mix, y, workspace, save): "
+                  "workspace is an mhla::Workspace or a WorkspaceView and needed on a CudaDevice "
+                  "alone, save points to a ForwardState of mix's type and may be left out")
 
 template <class V, class E, class Q, class K, class Value, class Mix, class DY>
 requires(!(AttentionVariant<V> && arguments::Runs<E> &&
@@ -358,13 +356,12 @@ requires(!(AttentionVariant<V> && arguments::Runs<E> &&
                                                       AnyArgument = {}, AnyArgument = {}) {
   arguments::explain<V, E, Q, Mix, K, Value, DY>();
 }
-MHLA_ANY_CALL(void backward_into, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call backward_into(attention, executor, q, k, v, mix, dy, {dq, dk, dv, "
-                "dmix}, update, workspace, saved), with mhla::skip for a gradient that is not "
-                "wanted: workspace is an mhla::Workspace or a WorkspaceView and, as update, needed "
-                "on a CudaDevice alone, saved points to a ForwardState of mix's type");
-})
+MHLA_NO_SUCH_CALL(
+    void backward_into,
+    "mhla: call backward_into(attention, executor, q, k, v, mix, dy, {dq, dk, dv, "
+    "dmix}, update, workspace, saved), with mhla::skip for a gradient that is not "
+    "wanted: workspace is an mhla::Workspace or a WorkspaceView and, as update, needed "
+    "on a CudaDevice alone, saved points to a ForwardState of mix's type")
 template <class Never = void>
 void backward_into(AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgument,
                    AnyArgument, const arguments::NamedGradients&, AnyArgument = {},
