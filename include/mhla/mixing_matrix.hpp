@@ -35,7 +35,6 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/mixing.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
 #include <type_traits>

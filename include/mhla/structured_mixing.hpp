@@ -64,7 +64,6 @@
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <type_traits>
 #include <vector>

@@ -22,7 +22,7 @@
 #include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/policy/mixing.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

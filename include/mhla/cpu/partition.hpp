@@ -11,7 +11,7 @@
 #include <mhla/cpu/kernels.hpp>
 #include <mhla/policy/feature_map.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

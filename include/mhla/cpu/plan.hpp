@@ -23,7 +23,7 @@
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/mixing_product.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

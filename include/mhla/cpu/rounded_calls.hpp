@@ -10,7 +10,6 @@
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <type_traits>
 

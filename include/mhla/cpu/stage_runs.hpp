@@ -21,7 +21,7 @@
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 #include <mhla/stages/blocks.hpp>
 #include <mhla/stages/calls.hpp>
 #include <type_traits>

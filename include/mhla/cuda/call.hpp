@@ -18,7 +18,7 @@
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 #include <string>
 #include <string_view>
 #include <type_traits>

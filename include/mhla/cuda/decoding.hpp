@@ -18,7 +18,6 @@
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/decoding_checks.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <utility>
 #include <vector>

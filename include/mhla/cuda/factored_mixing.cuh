@@ -26,7 +26,7 @@
 #include <mhla/cuda/token_block.cuh>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/mixing_product.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 #include <optional>
 #include <utility>
 

@@ -15,7 +15,6 @@
 #include <mhla/cuda/limits.hpp>
 #include <mhla/cuda/tables.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <optional>
 

@@ -16,7 +16,7 @@
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/tables.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

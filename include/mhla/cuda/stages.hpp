@@ -20,7 +20,7 @@
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/sums_layout.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 #include <mhla/stages/basic_stages.hpp>
 #include <mhla/stages/blocks.hpp>
 #include <mhla/stages/calls.hpp>

@@ -18,7 +18,6 @@
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/block_list.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
 #include <type_traits>

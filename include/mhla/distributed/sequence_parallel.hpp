@@ -23,7 +23,7 @@
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 #include <mhla/stages.hpp>
 #include <utility>
 #include <vector>

@@ -13,7 +13,6 @@
 #include <mhla/policy/block_list.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/recurrent_mixing.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <vector>
 

@@ -11,12 +11,9 @@
 #include <mhla/core/forward_state.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cuda/call.hpp>
 #include <mhla/cuda/device.hpp>
-#include <mhla/cuda/explain.hpp>
 #include <mhla/cuda/forward_state.hpp>
 #include <mhla/cuda/pipeline.hpp>
 #include <mhla/eigen/forward_op.hpp>
@@ -24,35 +21,10 @@
 #include <mhla/eigen/tensor_views.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/variant.hpp>
-#include <string>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
 
 MHLA_NAMESPACE_BEGIN
-
-/// \cond INTERNAL
-// The sizes and explain for Eigen's 16-bit scalars; <mhla/cuda/pipeline.hpp> and
-// <mhla/cuda/explain.hpp> have them for every other scalar.
-template <eigen::SixteenBitScalar T, AttentionVariant V>
-Index forward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
-                             StateUse state = StateUse::none) {
-  return forward_workspace_size<eigen::Storage<T>>(attention, shape, device, state);
-}
-template <eigen::SixteenBitScalar T, AttentionVariant V>
-Index backward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
-                              StateUse state = StateUse::none) {
-  return backward_workspace_size<eigen::Storage<T>>(attention, shape, device, state);
-}
-template <eigen::SixteenBitScalar T, AttentionVariant V>
-CudaPlan plan(const V& attention, const Shape& shape, const CudaDevice& device,
-              StateUse state = StateUse::none) {
-  return plan<eigen::Storage<T>>(attention, shape, device, state);
-}
-template <eigen::SixteenBitScalar T, AttentionVariant V>
-std::string explain(const V& attention, const Shape& shape, const CudaDevice& device) {
-  return explain<eigen::Storage<T>>(attention, shape, device);
-}
-/// \endcond
 
 namespace eigen {
 
@@ -77,10 +49,15 @@ StateUse state_use(const Op& op) {
   return op.device_state == nullptr ? StateUse::none : StateUse::given;
 }
 
-/// The workspace that an expression brings, or the device's own.
+/// The workspace that an expression brings, or the device's own. Throws StateError where it has a
+/// state in host memory: `keeps` says which.
 template <class Op, class Size>
 WorkspaceView device_workspace(const CudaDevice& device, const Op& op, const char* expression,
-                               const Size& size) {
+                               const char* keeps, const Size& size) {
+  if (op.state != nullptr)
+    throw StateError({"mhla: ", expression, keeps,
+                      " summaries in host memory, which a CudaDevice does not reach: use a "
+                      "mhla::CudaForwardState"});
   const WorkspaceView workspace = op.workspace.value_or(device.workspace());
   if (workspace.data == nullptr)
     throw WorkspaceError(
@@ -100,14 +77,12 @@ OperandViews<Storage<typename Op::Scalar>> device_operands(const Op& op) {
 template <class Destination, class Op>
 void assign_on_device(const CudaDevice& device, Destination& destination, const Op& op) {
   const auto operands = device_operands(op);
-  if (op.state != nullptr)
-    throw StateError(
-        "mhla: attention(q, k, v, mix).save(state) keeps summaries in host memory, which a "
-        "CudaDevice does not reach: use a mhla::CudaForwardState");
-  const WorkspaceView workspace = device_workspace(device, op, "attention(q, k, v, mix)", [&] {
+  const auto size = [&] {
     return forward_workspace_size<Storage<typename Op::Scalar>>(op.attention, operands.shape(),
                                                                 device, state_use(op));
-  });
+  };
+  const WorkspaceView workspace =
+      device_workspace(device, op, "attention(q, k, v, mix)", ".save(state) keeps", size);
   forward_into(op.attention, device, operands.q, operands.k, operands.v, operands.mix,
                memory_view(destination), workspace, op.device_state);
 }
@@ -122,15 +97,12 @@ void write_gradients(const BackwardOp<Attention, Tensor...>& op, const CudaDevic
                                                Tensor...>());
   if constexpr (eigen::are_plain<Tensor...>) {
     const auto operands = eigen::device_operands(op);
-    if (op.state != nullptr)
-      throw StateError(
-          "mhla: attention.backward(q, k, v, mix, dy).saved(state) reads summaries in host "
-          "memory, which a CudaDevice does not reach: use a mhla::CudaForwardState");
-    const WorkspaceView workspace =
-        eigen::device_workspace(device, op, "attention.backward(q, k, v, mix, dy)", [&] {
-          return backward_workspace_size<T>(op.attention, operands.shape(), device,
-                                            eigen::state_use(op));
-        });
+    const auto size = [&] {
+      return backward_workspace_size<T>(op.attention, operands.shape(), device,
+                                        eigen::state_use(op));
+    };
+    const WorkspaceView workspace = eigen::device_workspace(
+        device, op, "attention.backward(q, k, v, mix, dy)", ".saved(state) reads", size);
     backward_into(op.attention, device, operands.q, operands.k, operands.v, operands.mix,
                   eigen::memory_view(op.grad_output), gradients, update, workspace,
                   op.device_state);

@@ -161,12 +161,25 @@ auto forward_expression(const Attention&, const Operand&...) {
 }
 /// \endcond
 
-/// Bytes of workspace that attention(q, k, v, mix) takes for tensors of Eigen's 16-bit scalars;
-/// <mhla/cpu/pipeline.hpp> has it for every other scalar.
-template <eigen::SixteenBitScalar T, AttentionVariant V, Executor E>
-Index forward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
-  return forward_workspace_size<eigen::Storage<T>>(attention, shape, executor);
+/// \cond INTERNAL
+// What a call with Eigen's 16-bit scalars takes, on an executor or a CudaDevice: as for the core's.
+template <eigen::SixteenBitScalar T, AttentionVariant V, class... Rest>
+auto forward_workspace_size(const V& attention, const Shape& shape, const Rest&... rest) {
+  return forward_workspace_size<eigen::Storage<T>>(attention, shape, rest...);
 }
+template <eigen::SixteenBitScalar T, AttentionVariant V, class... Rest>
+auto backward_workspace_size(const V& attention, const Shape& shape, const Rest&... rest) {
+  return backward_workspace_size<eigen::Storage<T>>(attention, shape, rest...);
+}
+template <eigen::SixteenBitScalar T, AttentionVariant V, class... Rest>
+auto plan(const V& attention, const Shape& shape, const Rest&... rest) {
+  return plan<eigen::Storage<T>>(attention, shape, rest...);
+}
+template <eigen::SixteenBitScalar T, AttentionVariant V, class... Rest>
+auto explain(const V& attention, const Shape& shape, const Rest&... rest) {
+  return explain<eigen::Storage<T>>(attention, shape, rest...);
+}
+/// \endcond
 
 namespace eigen {
 

@@ -31,14 +31,6 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup attention
 /// \{
 
-/// \cond INTERNAL
-// For Eigen's 16-bit scalars; <mhla/cpu/pipeline.hpp> has it for every other scalar.
-template <eigen::SixteenBitScalar T, AttentionVariant V, Executor E>
-Index backward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
-  return backward_workspace_size<eigen::Storage<T>>(attention, shape, executor);
-}
-/// \endcond
-
 /// The gradients of sum(dy o attention(q, k, v, mix)), not yet computed: assign it to
 /// mhla::gradients(dq, dk, dv, dmix). Refers to its tensors, as Eigen's expressions do.
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix,
@@ -153,12 +145,13 @@ GradientView<T, Rank> gradient_view(Target& target) {
   }
 }
 
-/// Replaces a gradient while an operand still occupies the memory it will be written to.
+/// Where `needed`, takes the place of a gradient while an operand still occupies its memory.
 template <class T, int Rank>
 class StandIn {
  public:
-  MHLA_ONCE_A_CALL void take_place_of(GradientView<T, Rank>& gradient, Update update) {
-    target_ = gradient.view;
+  MHLA_ONCE_A_CALL StandIn(GradientView<T, Rank>& gradient, bool needed, Update update)
+      : target_(gradient.view) {
+    if (!needed) return;
     memory_ = Workspace(checked_mul(target_.size(), static_cast<Index>(sizeof(T))));
     constexpr int layout = Eigen::RowMajor;
     stand_in_ = dense_view<layout, Rank>(reinterpret_cast<T*>(memory_.data()),
@@ -187,6 +180,8 @@ class StandIn {
   TensorView<T, Rank> stand_in_;
   Workspace memory_;
 };
+
+inline const Eigen::DefaultDevice calling_thread;
 
 // What gradients(...) makes of arguments that it refuses: no other error follows.
 struct NoGradients {
@@ -220,17 +215,13 @@ MHLA_ONCE_A_CALL void write_gradients(const Op& op, const Device& device,
 
   operands.evaluate();
   dy.evaluate();
-  const auto stand_in_for = [&]<class A, int Rank>(GradientView<A, Rank>& gradient) {
-    const bool reads =
-        operands.share_memory_with(gradient.view) || share_memory(gradient.view, dy.view());
-    eigen::StandIn<A, Rank> stand_in;
-    if (reads) stand_in.take_place_of(gradient, update);
-    return stand_in;
+  const auto reads = [&](const auto& gradient) {
+    return operands.share_memory_with(gradient.view) || share_memory(gradient.view, dy.view());
   };
-  const auto dq = stand_in_for(gradients.query);
-  const auto dk = stand_in_for(gradients.key);
-  const auto dv = stand_in_for(gradients.value);
-  const auto dmix = stand_in_for(gradients.mix);
+  const eigen::StandIn dq(gradients.query, reads(gradients.query), update);
+  const eigen::StandIn dk(gradients.key, reads(gradients.key), update);
+  const eigen::StandIn dv(gradients.value, reads(gradients.value), update);
+  const eigen::StandIn dmix(gradients.mix, reads(gradients.mix), update);
   cpu::checked_backward_into(op.attention, executor, operands.views(), dy.view(), gradients, update,
                              {"mhla: attention.backward(q, k, v, mix, dy).with(workspace)",
                               op.workspace ? &*op.workspace : nullptr},
@@ -246,59 +237,36 @@ MHLA_ONCE_A_CALL void write_gradients(const Op& op, const Device& device,
 /// \{
 
 /// The left side of `gradients(dq, dk, dv, dmix) = attention.backward(...)`: see mhla::gradients.
-template <class... Targets>
+template <class Device, class... Targets>
 class Gradients {
  public:
   /// See mhla::gradients.
-  explicit Gradients(Targets&&... targets) : targets_(std::forward<Targets>(targets)...) {}
+  Gradients(const Device& device, std::tuple<Targets...>&& targets)
+      : device_(device), targets_(std::move(targets)) {}
   Gradients(const Gradients&) = delete;
   Gradients& operator=(const Gradients&) = delete;
 
-  /// These gradients, to be computed on an Eigen device.
-  template <class Device>
-  class On {
-   public:
-    /// See Gradients::device.
-    On(Gradients& gradients, const Device& device) : gradients_(gradients), device_(device) {}
-
-    /// Replaces what the destinations hold.
-    template <class Backward>
-    void operator=(const Backward& backward) {  // NOLINT: there is nothing to go on with
-      gradients_.write_result(backward, device_, Update::overwrite);
-    }
-    /// Adds to what the destinations hold.
-    template <class Backward>
-    void operator+=(const Backward& backward) {
-      gradients_.write_result(backward, device_, Update::accumulate);
-    }
-
-   private:
-    Gradients& gradients_;
-    const Device& device_;
-  };
-
   /// Where the pass runs: an Eigen::DefaultDevice, Eigen::ThreadPoolDevice, mhla::ForkJoinDevice or
   /// mhla::CudaDevice.
-  template <class Device>
-  On<Device> device(const Device& device) {
-    return {*this, device};
+  template <class Other>
+  Gradients<Other, Targets...> device(const Other& other) {
+    return {other, std::move(targets_)};
   }
 
-  /// Replaces what the destinations hold, on the calling thread.
+  /// Replaces what the destinations hold.
   template <class Backward>
   void operator=(const Backward& backward) {  // NOLINT: there is nothing to go on with
-    device(Eigen::DefaultDevice()) = backward;
+    write_result(backward, Update::overwrite);
   }
-  /// Adds to what the destinations hold, on the calling thread.
+  /// Adds to what the destinations hold.
   template <class Backward>
   void operator+=(const Backward& backward) {
-    device(Eigen::DefaultDevice()) += backward;
+    write_result(backward, Update::accumulate);
   }
 
  private:
-  template <class Backward, class Device>
-  MHLA_ONCE_A_CALL void write_result(const Backward& backward, const Device& device,
-                                     Update update) {
+  template <class Backward>
+  MHLA_ONCE_A_CALL void write_result(const Backward& backward, Update update) {
     static_assert(eigen::is_backward<Backward>,
                   "mhla: gradients(dq, dk, dv, dmix) take attention.backward(q, k, v, mix, dy)");
     if constexpr (eigen::is_backward<Backward>) {
@@ -309,10 +277,11 @@ class Gradients {
                                        eigen::gradient_view<T, 4, layout>(dk),
                                        eigen::gradient_view<T, 4, layout>(dv),
                                        eigen::gradient_view<Accumulator<T>, 3, layout>(dmix)};
-      write_gradients(backward, device, gradients, update);
+      write_gradients(backward, device_, gradients, update);
     }
   }
 
+  const Device& device_;
   std::tuple<Targets...> targets_;
 };
 
@@ -338,7 +307,8 @@ auto gradients(Targets&&... targets) {
                 "mhla: gradients(dq, dk, dv, dmix) takes tensors, maps, tokens_first of them, "
                 "views, or mhla::skip");
   if constexpr (four && writable) {
-    return Gradients<Targets...>(std::forward<Targets>(targets)...);
+    return Gradients<Eigen::DefaultDevice, Targets...>(
+        eigen::calling_thread, std::tuple<Targets...>(std::forward<Targets>(targets)...));
   } else {
     return eigen::NoGradients{};
   }
@@ -358,6 +328,7 @@ class TensorAssignOp<Left, const mhla::BackwardOp<X...>> {
                 "mhla::gradients(dq, dk, dv, dmix)");
 
  public:
+  typedef typename Left::Index Index;
   TensorAssignOp(Left&, const mhla::BackwardOp<X...>&);
 };
 
@@ -367,15 +338,7 @@ struct TensorEvaluator<const TensorAssignOp<Left, const mhla::BackwardOp<X...>>,
   enum { PacketAccess = false, BlockAccess = false, PreferBlockAccess = false };
   template <class Assign>
   TensorEvaluator(const Assign&, const Device&);
+  void evalScalar(Index) const;
 };
-
-namespace internal {
-template <class Left, class... X, class Device>
-class TensorExecutor<const TensorAssignOp<Left, const mhla::BackwardOp<X...>>, Device, false, Off> {
- public:
-  template <class Assign>
-  static void run(const Assign&, const Device&);
-};
-}  // namespace internal
 
 }  // namespace Eigen

@@ -168,11 +168,9 @@ struct OperandTypes {
                 ".swap_layout(), which also reverses the axes");
 };
 
-/// Whether these have the ranks of q, k, v and mix.
-template <class Query, class Key, class Value, class Mix>
-inline constexpr bool are_operands = TensorTraits<Query>::rank == 4 &&
-                                     TensorTraits<Key>::rank == 4 &&
-                                     TensorTraits<Value>::rank == 4 &&
+/// Whether these have the ranks of mix and of q, k and v.
+template <class Mix, class... Others>
+inline constexpr bool are_operands = ((TensorTraits<Others>::rank == 4) && ...) &&
                                      (TensorTraits<Mix>::rank == 3 || TensorTraits<Mix>::rank == 2);
 
 }  // namespace eigen
@@ -187,7 +185,7 @@ inline constexpr bool are_operands = TensorTraits<Query>::rank == 4 &&
 /// \endcode
 /// \throws ShapeError if they disagree.
 template <TensorOperand Query, TensorOperand Key, TensorOperand Value, TensorOperand Mix>
-requires(eigen::are_operands<Query, Key, Value, Mix>) Shape
+requires(eigen::are_operands<Mix, Query, Key, Value>) Shape
     shape_of(const Query& q, const Key& k, const Value& v, const Mix& mix) {
   const Eigen::DefaultDevice device;
   const auto view = [&](const auto& x) { return eigen::Operand(x, device).view(); };

@@ -11,7 +11,6 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -13,7 +13,6 @@
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN

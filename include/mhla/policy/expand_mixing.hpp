@@ -12,7 +12,6 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <type_traits>
 #include <vector>

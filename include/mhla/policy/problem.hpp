@@ -7,7 +7,6 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <optional>
 
@@ -115,8 +114,7 @@ MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape,
            " features but a rotation turns pairs; the number of features must be even"});
   }
 
-  constexpr bool equal_sides = mixes_products<A> || is_causal<A>;
-  if constexpr (equal_sides) {
+  if constexpr (mixes_products<A> || is_causal<A>) {
     if (query_grid != key_grid)
       throw ShapeError(
           "mhla: key_blocks: MixedProduct, Causal and BlockCausal need the same "

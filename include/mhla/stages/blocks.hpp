@@ -16,7 +16,6 @@
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/recurrent_mixing.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <mhla/stages/errors.hpp>
 #include <optional>

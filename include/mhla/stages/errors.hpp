@@ -5,7 +5,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/policy/recurrent_mixing.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <type_traits>
 

@@ -8,7 +8,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
