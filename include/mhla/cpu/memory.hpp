@@ -162,6 +162,21 @@ struct SummaryRows {
   Span<A> key_sum(Index block) const { return {key_sums.row(block - first), key_sums.cols}; }
 };
 
+/// Where a forward state keeps the summaries of a unit that has some of a head's value columns.
+template <class A>
+struct KeptSummaries {
+  SummaryRows<A> whole;  // of the head; no rows: nothing is kept
+  Index first_column;
+  bool alone = false;  // they are the unit's own, and nothing is rounded
+
+  void keep(Index b, const Panel<const A>& sums, Index columns, Span<const A> key_sum) const {
+    Panel<A> to = whole.summary(b);
+    if (!alone) to = to.col_range(first_column, columns);
+    for (Index r = 0; r < to.rows; ++r) copy_row(to.row(r), sums.row(r), to.cols);
+    if (first_column == 0 && !alone) copy_row(whole.key_sum(b).data, key_sum.data, key_sum.size);
+  }
+};
+
 /// Memory of one unit in progress.
 template <class A>
 struct UnitMemory {
