@@ -104,7 +104,6 @@ struct SlotScratch : TilePanels<A> {
   PairScratch pairs;
   quadratic::Scratch<A> quadratic;
 
-  SlotScratch() = default;
   MHLA_ONCE_A_CALL SlotScratch(Arena& arena, const Extents& e, Index key_dim, Index group_rows,
                                const Needs& needs)
       : TilePanels<A>(arena, e, needs), own(arena, e, needs) {
@@ -208,7 +207,6 @@ struct UnitMemory {
   Span<A> grad_key_sums;  // [key blocks, feature_dim]: dz
   quadratic::Memory<A> quadratic;  // instead of all of the above but grad_mixing
 
-  UnitMemory() = default;
   MHLA_ONCE_A_CALL UnitMemory(Arena& arena, const Extents& e, const Needs& needs) {
     if (needs.quadratic) {
       quadratic.lay_out(arena, e, needs.unrotated_too(), needs.is_backward);
