@@ -80,8 +80,8 @@ class CudaHeads {
     return own_.kv_heads == 0 ? 0 : mhla::backward_workspace_size<T>(attention_, own_, device);
   }
 
-  template <class Exchange>
-  void backward(const CudaDevice& device, const Exchange&, const OperandViews<T>& x,
+  template <class C>
+  void backward(const CudaDevice& device, const C&, const OperandViews<T>& x,
                 const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
                 WorkspaceView workspace) const {
     if (own_.kv_heads == 0) return;

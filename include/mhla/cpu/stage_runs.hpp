@@ -131,7 +131,8 @@ class StageRun {
       for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
         const Unit<A> unit = at.with({}, Orientation::transposed);
         mix_stage_gradient<L>(plan, unit, at.sums(call.summary_gradients, Orientation::transposed),
-                              at.matrix_sums(call.mixtures, Orientation::transposed), loop);
+                              at.matrix_sums(read_only(call.mixtures), Orientation::transposed),
+                              loop);
       });
     });
   }

@@ -27,100 +27,6 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// How a tensor is divided: [batch, all heads, a rank's tokens, dim], whose heads go to other ranks
-/// or come from them, or [batch, a rank's heads, all tokens, dim], whose tokens do.
-enum class Division { by_tokens, by_heads };
-
-/// Moves tensors between ranks, all by one all_to_all. H packs what goes to a rank: see HostHeads.
-template <class H, Communicator C>
-class HeadsExchange {
-  using T = typename H::Scalar;
-  using Tokens = typename H::Tokens;
-  static constexpr auto element_bytes = static_cast<Index>(sizeof(T));
-
- public:
-  /// One tensor before and after, and the tokens of every rank.
-  struct Tensor {
-    TensorView<const T, 4> from;
-    TensorView<T, 4> to;
-    const std::vector<Tokens>* tokens;
-  };
-
-  /// `kv_heads` are those of every rank, who has the query heads that share them.
-  HeadsExchange(const C& communicator, Shares kv_heads)
-      : communicator_(&communicator), kv_heads_((std::move)(kv_heads)) {}
-
-  const C& communicator() const { return *communicator_; }
-  /// Of a tensor with `heads` heads, those of a rank.
-  BlockRange heads_of(Index rank, Index heads) const {
-    const BlockRange& share = kv_heads_[static_cast<std::size_t>(rank)];
-    const Index all = kv_heads_.back().end();
-    const Index group = all == 0 ? 0 : heads / all;
-    return {share.first * group, share.count * group};
-  }
-
-  /// `buffer` takes all elements of both sides of all tensors. `update` says what is done with what
-  /// the destinations hold. Results, which are divided by tokens, are written when all ranks have
-  /// received theirs.
-  template <class Executor>
-  void run(const Executor& executor, Division to, const std::vector<Tensor>& tensors, Update update,
-           Span<T> buffer) const {
-    Parts sent(communicator_->size());
-    Parts received(communicator_->size());
-    Index end = 0;
-    const auto division = to == Division::by_heads ? Division::by_tokens : Division::by_heads;
-    const auto pieces_sent = pieces(division, tensors, &Tensor::from, sent, end);
-    const auto pieces_received = pieces(to, tensors, &Tensor::to, received, end);
-    for (const auto& piece : pieces_sent)
-      H::Kernels::pack(executor, piece.tensor, piece.tokens, buffer.data + piece.first);
-    communicator_->all_to_all(buffer.data, sent, buffer.data, received);
-    if (to == Division::by_tokens) confirm(*communicator_);
-    for (const auto& piece : pieces_received)
-      H::Kernels::unpack(executor, buffer.data + piece.first, piece.tensor, piece.tokens, update);
-  }
-
- private:
-  // What of a tensor is exchanged with a rank.
-  template <class X>
-  struct Piece {
-    TensorView<X, 4> tensor;  // [batch, heads, .., dim]
-    const Tokens* tokens;     // null: all in turn
-    Index first;              // element in the buffer
-  };
-
-  // The pieces that are exchanged with each rank, all tensors', and which part of the buffer, from
-  // `end` on, they take together.
-  template <class X>
-  std::vector<Piece<X>> pieces(Division division, const std::vector<Tensor>& tensors,
-                               TensorView<X, 4> Tensor::*side, Parts& parts, Index& end) const {
-    std::vector<Piece<X>> all;
-    for (Index r = 0; r < communicator_->size(); ++r) {
-      const Index begin = end;
-      for (const Tensor& tensor : tensors) {
-        Piece<X> piece{tensor.*side, nullptr, end};
-        TensorView<X, 4>& part = piece.tensor;
-        Index tokens = part.extent[2];
-        if (division == Division::by_heads) {
-          piece.tokens = &(*tensor.tokens)[static_cast<std::size_t>(r)];
-          tokens = static_cast<Index>(piece.tokens->size());
-        } else {
-          const BlockRange heads = heads_of(r, part.extent[1]);
-          if (part.data != nullptr) part.data += heads.first * part.stride[1];
-          part.extent[1] = heads.count;
-        }
-        const Index elements = part.extent[0] * part.extent[1] * tokens * part.extent[3];
-        if (elements > 0) all.push_back(piece);
-        end += elements;
-      }
-      parts[r] = {begin * element_bytes, (end - begin) * element_bytes};
-    }
-    return all;
-  }
-
-  const C* communicator_;
-  Shares kv_heads_;
-};
-
 /// \addtogroup distributed
 /// \{
 
@@ -143,7 +49,9 @@ class HeadParallel : ParallelErrors {
   using V = typename H::Variant;
   using T = typename H::Scalar;
   using A = Accumulator<T>;
-  using Tensors = std::vector<typename HeadsExchange<H, C>::Tensor>;
+  using Tokens = typename H::Tokens;
+  using Kernels = typename H::Kernels;
+  static constexpr auto element_bytes = static_cast<Index>(sizeof(T));
 
  public:
   /// \cond INTERNAL
@@ -158,14 +66,12 @@ class HeadParallel : ParallelErrors {
                Shares keys = {})
       : communicator_(&communicator),
         attention_(attention),
-        whole_(whole),
-        whole_problem_(agreed_problem(queries, keys.empty() ? queries : keys)),
-        query_tokens_(tokens_of_ranks(query_list(attention, whole_problem_), queries)),
-        key_tokens_(
-            tokens_of_ranks(key_list(attention, whole_problem_), keys.empty() ? queries : keys)),
-        exchange_(communicator, equal_shares(whole.kv_heads, communicator.size())),
+        whole_(agreed_problem(whole, queries, keys.empty() ? queries : keys)),
+        query_tokens_(tokens_of_ranks(query_list(attention, whole_), queries)),
+        key_tokens_(tokens_of_ranks(key_list(attention, whole_), keys.empty() ? queries : keys)),
+        kv_heads_(equal_shares(whole.kv_heads, communicator.size())),
         own_(own_problem()),
-        heads_(attention, whole_problem_, own_, communicator.rank()),
+        heads_(attention, whole_, own_, communicator.rank()),
         local_(whole) {
     const auto rank = static_cast<std::size_t>(communicator.rank());
     local_.query_tokens = static_cast<Index>(query_tokens_[rank].size());
@@ -198,18 +104,17 @@ class HeadParallel : ParallelErrors {
     Arena arena(workspace);
     const Memory memory = Agreement("forward").settle(*communicator_, [&] {
       require_local(local_, x);
-      H::Kernels::require_memory(require_forward(attention_, local_, x, y, workspace, {}));
+      Kernels::require_memory(require_forward(attention_, local_, x, y, workspace, {}));
       require_workspace(workspace, forward_workspace_size(executor), "mhla::HeadParallel",
                         "forward_workspace_size says how many it takes");
       return lay_out(arena, executor, false);
     });
-    exchange_.run(executor, Division::by_heads, operands(x, memory), Update::overwrite,
-                  memory.buffer);
+    exchange(executor, Division::by_heads, operands(x, memory), Update::overwrite, memory.buffer);
     const OperandViews<T> own = of_heads(executor, x, memory);
     if (own_.shape.kv_heads > 0)
       forward_into(attention_, executor, own.q, own.k, own.v, own.mix, memory.y, memory.scratch);
-    exchange_.run(executor, Division::by_tokens, {{memory.y, y, &query_tokens_}}, Update::overwrite,
-                  memory.buffer);
+    exchange(executor, Division::by_tokens, {{memory.y, y, &query_tokens_}}, Update::overwrite,
+             memory.buffer);
   }
 
   /// The gradients of this rank's tokens, and of mix as said above. All ranks want the same ones.
@@ -227,7 +132,7 @@ class HeadParallel : ParallelErrors {
     Arena arena(workspace);
     const Memory memory = agreement.settle(*communicator_, [&] {
       require_local(local_, x);
-      H::Kernels::require_memory(
+      Kernels::require_memory(
           require_backward(attention_, local_, x, dy, gradients, workspace, {}));
       require_workspace(workspace, backward_workspace_size(executor), "mhla::HeadParallel",
                         "backward_workspace_size says how many it takes");
@@ -235,7 +140,7 @@ class HeadParallel : ParallelErrors {
     });
     Tensors to_heads = operands(x, memory);
     to_heads.push_back({dy, memory.y, &query_tokens_});
-    exchange_.run(executor, Division::by_heads, to_heads, Update::overwrite, memory.buffer);
+    exchange(executor, Division::by_heads, to_heads, Update::overwrite, memory.buffer);
 
     GradientViews<T> of_own_heads{skip, skip, skip, skip};
     Tensors to_tokens;
@@ -251,15 +156,25 @@ class HeadParallel : ParallelErrors {
     if (dmix.wanted) of_own_heads.mix = as_mix(memory.dmix);
     const bool gives_dmix = dmix.wanted && heads_.gives_dmix();
     if (gives_dmix && update == Update::accumulate)
-      H::Kernels::copy_tensor(executor, matrices(dmix.view), memory.dmix);
-    heads_.backward(executor, exchange_, of_heads(executor, x, memory), memory.y, of_own_heads,
+      Kernels::copy_tensor(executor, matrices(dmix.view), memory.dmix);
+    heads_.backward(executor, *communicator_, of_heads(executor, x, memory), memory.y, of_own_heads,
                     update, memory.scratch);
-    exchange_.run(executor, Division::by_tokens, to_tokens, update, memory.buffer);
-    if (dmix.wanted && update == Update::overwrite) H::Kernels::clear_tensor(executor, dmix.view);
-    if (gives_dmix) H::Kernels::copy_tensor(executor, memory.dmix, matrices(dmix.view));
+    exchange(executor, Division::by_tokens, to_tokens, update, memory.buffer);
+    if (dmix.wanted && update == Update::overwrite) Kernels::clear_tensor(executor, dmix.view);
+    if (gives_dmix) Kernels::copy_tensor(executor, memory.dmix, matrices(dmix.view));
   }
 
  private:
+  // How a tensor is divided: [batch, all heads, a rank's tokens, dim], whose heads go to other
+  // ranks or come from them, or [batch, a rank's heads, all tokens, dim], whose tokens do.
+  enum class Division { by_tokens, by_heads };
+  // One before and after, and the tokens of every rank.
+  struct Tensor {
+    TensorView<const T, 4> from;
+    TensorView<T, 4> to;
+    const std::vector<Tokens>* tokens;
+  };
+  using Tensors = std::vector<Tensor>;
   struct Memory {
     TensorView<T, 4> q, k, v, y;  // [batch, this rank's heads, all tokens, dim]; y or dy
     TensorView<T, 4> dq, dk, dv;
@@ -269,30 +184,37 @@ class HeadParallel : ParallelErrors {
     WorkspaceView scratch;  // of the pass
   };
 
-  Problem agreed_problem(const Shares& queries, const Shares& keys) const {
+  Problem agreed_problem(const Shape& whole, const Shares& queries, const Shares& keys) const {
     Agreement agreement("head_parallel");
-    add_call<T>(agreement, attention_, whole_, queries, keys, H::compared);
+    add_call<T>(agreement, attention_, whole, queries, keys, H::compared);
     return agreement.settle(*communicator_, [&] {
-      const Problem problem = checked_problem(attention_, whole_);
+      const Problem problem = checked_problem(attention_, whole);
       const Index ranks = communicator_->size();
       require_shares("queries", queries, query_list(attention_, problem).num_blocks(), ranks);
       require_shares("keys", keys, key_list(attention_, problem).num_blocks(), ranks);
       if constexpr (requires { attention_.masks; }) {  // which have been checked by now
         agreement.add_hash("mask", [&](auto& hash) {
-          fingerprint::add_masks(hash, attention_.masks, whole_, H::compared);
+          fingerprint::add_masks(hash, attention_.masks, whole, H::compared);
         });
       }
       return problem;
     });
   }
+  // Of a tensor with `heads` heads, those of a rank.
+  BlockRange heads_of(Index rank, Index heads) const {
+    const BlockRange& share = kv_heads_[static_cast<std::size_t>(rank)];
+    const Index all = kv_heads_.back().end();
+    const Index group = all == 0 ? 0 : heads / all;
+    return {share.first * group, share.count * group};
+  }
   // The call of this rank's heads.
   Problem own_problem() const {
-    Problem problem = whole_problem_;
+    Problem problem = whole_;
     const Index rank = communicator_->rank();
-    problem.shape.heads = exchange_.heads_of(rank, whole_.heads).count;
-    problem.shape.kv_heads = exchange_.heads_of(rank, whole_.kv_heads).count;
-    if (whole_.mix_heads != 1) problem.shape.mix_heads = problem.shape.heads;
-    if (whole_.mix_per_item()) problem.shape.mix_heads *= whole_.batch;
+    problem.shape.heads = heads_of(rank, whole_.shape.heads).count;
+    problem.shape.kv_heads = heads_of(rank, whole_.shape.kv_heads).count;
+    if (whole_.shape.mix_heads != 1) problem.shape.mix_heads = problem.shape.heads;
+    if (whole_.shape.mix_per_item()) problem.shape.mix_heads *= whole_.shape.batch;
     return problem;
   }
 
@@ -301,13 +223,13 @@ class HeadParallel : ParallelErrors {
   template <class M>
   TensorView<M, 4> matrices(const TensorView<M, 3>& all) const {
     BlockRange heads{0, 1};
-    if (whole_.mix_heads != 1) heads = exchange_.heads_of(communicator_->rank(), whole_.heads);
+    if (local_.mix_heads != 1) heads = heads_of(communicator_->rank(), local_.heads);
     const Index step = all.stride[0];
     return {all.data == nullptr ? nullptr : all.data + heads.first * step,
             {items(), heads.count, all.extent[1], all.extent[2]},
-            {whole_.heads * step, step, all.stride[1], all.stride[2]}};
+            {local_.heads * step, step, all.stride[1], all.stride[2]}};
   }
-  Index items() const { return whole_.mix_per_item() ? whole_.batch : 1; }
+  Index items() const { return local_.mix_per_item() ? local_.batch : 1; }
   // Those of one item, or of all in memory of their own, as a mix.
   template <class M>
   static TensorView<M, 3> as_mix(const TensorView<M, 4>& own) {
@@ -318,8 +240,8 @@ class HeadParallel : ParallelErrors {
   template <class E>
   OperandViews<T> of_heads(const E& executor, const OperandViews<T>& x,
                            const Memory& memory) const {
-    if (!whole_.mix_per_item()) return {memory.q, memory.k, memory.v, as_mix(matrices(x.mix))};
-    H::Kernels::copy_tensor(executor, matrices(x.mix), memory.mix);
+    if (!local_.mix_per_item()) return {memory.q, memory.k, memory.v, as_mix(matrices(x.mix))};
+    Kernels::copy_tensor(executor, matrices(x.mix), memory.mix);
     return {memory.q, memory.k, memory.v, as_mix(memory.mix)};
   }
   Tensors operands(const OperandViews<T>& x, const Memory& memory) const {
@@ -329,9 +251,66 @@ class HeadParallel : ParallelErrors {
   }
   template <class List>
   static auto tokens_of_ranks(const List& list, const Shares& shares) {
-    std::vector<typename H::Tokens> tokens;
+    std::vector<Tokens> tokens;
     for (const BlockRange& share : shares) tokens.push_back(H::tokens(list, share));
     return tokens;
+  }
+
+  // Moves tensors between ranks, all by one all_to_all. `buffer` takes all elements of both sides
+  // of all tensors. `update` says what is done with what the destinations hold. Results, which are
+  // divided by tokens, are written when all ranks have received theirs.
+  template <class E>
+  void exchange(const E& executor, Division to, const Tensors& tensors, Update update,
+                Span<T> buffer) const {
+    Parts sent(communicator_->size());
+    Parts received(communicator_->size());
+    Index end = 0;
+    const auto division = to == Division::by_heads ? Division::by_tokens : Division::by_heads;
+    const auto pieces_sent = pieces(division, tensors, &Tensor::from, sent, end);
+    const auto pieces_received = pieces(to, tensors, &Tensor::to, received, end);
+    for (const auto& piece : pieces_sent)
+      Kernels::pack(executor, piece.tensor, piece.tokens, buffer.data + piece.first);
+    communicator_->all_to_all(buffer.data, sent, buffer.data, received);
+    if (to == Division::by_tokens) confirm(*communicator_);
+    for (const auto& piece : pieces_received)
+      Kernels::unpack(executor, buffer.data + piece.first, piece.tensor, piece.tokens, update);
+  }
+
+  // What of a tensor is exchanged with a rank.
+  template <class X>
+  struct Piece {
+    TensorView<X, 4> tensor;  // [batch, heads, .., dim]
+    const Tokens* tokens;     // null: all in turn
+    Index first;              // element in the buffer
+  };
+
+  // The pieces that are exchanged with each rank, all tensors', and which part of the buffer, from
+  // `end` on, they take together.
+  template <class X>
+  std::vector<Piece<X>> pieces(Division division, const Tensors& tensors,
+                               TensorView<X, 4> Tensor::*side, Parts& parts, Index& end) const {
+    std::vector<Piece<X>> all;
+    for (Index r = 0; r < communicator_->size(); ++r) {
+      const Index begin = end;
+      for (const Tensor& tensor : tensors) {
+        Piece<X> piece{tensor.*side, nullptr, end};
+        TensorView<X, 4>& part = piece.tensor;
+        Index tokens = part.extent[2];
+        if (division == Division::by_heads) {
+          piece.tokens = &(*tensor.tokens)[static_cast<std::size_t>(r)];
+          tokens = static_cast<Index>(piece.tokens->size());
+        } else {
+          const BlockRange heads = heads_of(r, part.extent[1]);
+          if (part.data != nullptr) part.data += heads.first * part.stride[1];
+          part.extent[1] = heads.count;
+        }
+        const Index elements = part.extent[0] * part.extent[1] * tokens * part.extent[3];
+        if (elements > 0) all.push_back(piece);
+        end += elements;
+      }
+      parts[r] = {begin * element_bytes, (end - begin) * element_bytes};
+    }
+    return all;
   }
 
   template <class E>
@@ -344,7 +323,7 @@ class HeadParallel : ParallelErrors {
       return arena.take_tensor<T>(s.batch, s.kv_heads, s.key_tokens, dim);
     };
     const auto matrices = [&] {
-      return arena.take_tensor<A>(items(), whole_.mix_heads == 1 ? 1 : s.heads, s.mix_query_blocks,
+      return arena.take_tensor<A>(items(), local_.mix_heads == 1 ? 1 : s.heads, s.mix_query_blocks,
                                   s.mix_key_blocks);
     };
     Memory memory;
@@ -352,7 +331,7 @@ class HeadParallel : ParallelErrors {
     memory.k = keys(s.key_dim);
     memory.v = keys(s.value_dim);
     memory.y = queries(s.value_dim);
-    if (whole_.mix_per_item()) memory.mix = matrices();
+    if (local_.mix_per_item()) memory.mix = matrices();
     // Of the messages, the operands' are the longest: with dy, or alone longer than y.
     const Index all = checked_add(buffer_size(local_), buffer_size(s));
     memory.buffer = arena.take<T>(all);
@@ -374,11 +353,10 @@ class HeadParallel : ParallelErrors {
 
   const C* communicator_;
   V attention_;
-  Shape whole_;
-  Problem whole_problem_;
-  std::vector<typename H::Tokens> query_tokens_;  // of every rank
-  std::vector<typename H::Tokens> key_tokens_;
-  HeadsExchange<H, C> exchange_;
+  Problem whole_;
+  std::vector<Tokens> query_tokens_;  // of every rank
+  std::vector<Tokens> key_tokens_;
+  Shares kv_heads_;  // of every rank, who has the query heads that share them
   Problem own_;
   H heads_;
   Shape local_;

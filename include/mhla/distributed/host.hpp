@@ -176,8 +176,8 @@ class HostHeads {
   }
 
   /// Overwrites dq, dk, dv; `update` is dmix's. On all ranks together.
-  template <class E, class Exchange>
-  void backward(const E& executor, const Exchange& exchange, const OperandViews<T>& x,
+  template <class E, class C>
+  void backward(const E& executor, const C& communicator, const OperandViews<T>& x,
                 const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
                 WorkspaceView workspace) const {
     Arena arena(workspace);
@@ -199,7 +199,7 @@ class HostHeads {
       cpu::set_zero(gradients.value.view);
     }
     if (!gradients.mix.wanted) return;
-    if (sums_over_heads() && !whole_.shape.empty()) gather_sums(exchange, memory);
+    if (sums_over_heads() && !whole_.shape.empty()) gather_sums(communicator, memory);
     if (!gives_dmix()) return;
     request.update = update;
     cpu::write_mixing_gradient(operands(), request, *plan, executor);
@@ -229,10 +229,11 @@ class HostHeads {
     return memory;
   }
   // Rank 0 gets the partial sums of all heads, in the order in which one process adds them up.
-  template <class Exchange>
-  void gather_sums(const Exchange& exchange, Memory& memory) const {
+  template <class C>
+  void gather_sums(const C& communicator, Memory& memory) const {
     const cpu::PartialSums all = all_sums();
-    const Index ranks = exchange.communicator().size();
+    const Index ranks = communicator.size();
+    const Shares shares = equal_shares(all.kv_heads, ranks);
     const auto part = [&](Index group, Index kv_heads, Index first, Index count) -> Part {
       const Index bytes = all.size * static_cast<Index>(sizeof(A));
       return {(group * kv_heads + first) * bytes, count * bytes};
@@ -243,11 +244,11 @@ class HostHeads {
       Parts from(ranks);
       to[0] = part(group, own, 0, own);
       for (Index r = 0; r < ranks && rank_ == 0; ++r) {
-        const BlockRange heads = exchange.heads_of(r, whole_.shape.kv_heads);
+        const BlockRange& heads = shares[static_cast<std::size_t>(r)];
         from[r] = part(group, all.kv_heads, heads.first, heads.count);
       }
-      exchange.communicator().all_to_all(memory.plan ? memory.plan->grad_mixing.data : nullptr, to,
-                                         memory.sums.data, from);
+      communicator.all_to_all(memory.plan ? memory.plan->grad_mixing.data : nullptr, to,
+                              memory.sums.data, from);
     }
     if (rank_ != 0 || !memory.plan) return;
     memory.plan->partials = all;

@@ -105,11 +105,11 @@ class SequenceParallel : ParallelErrors {
                    Shares keys = {}, Wire wire = Wire::exact)
       : communicator_(&communicator),
         attention_(attention),
-        whole_(whole),
         wire_(wire),
         queries_((std::move)(queries)),
         keys_(keys.empty() ? queries_ : (std::move)(keys)),
-        stages_(agreed_stages()) {
+        stages_(agreed_stages(whole)),
+        local_(whole) {
     const Others before = is_causal<V> ? Others::earlier : Others::all;
     const Others after = is_causal<V> ? Others::later : Others::all;
     for (const BlockRange& share : keys_)
@@ -117,7 +117,6 @@ class SequenceParallel : ParallelErrors {
     for (const BlockRange& share : queries_)
       queries_read_.push_back(recurs ? share
                                      : blocks_read(share, stages_.query_blocks(share), after));
-    local_ = whole;
     local_.query_tokens = stages_.query_tokens(query_blocks());
     local_.key_tokens = stages_.key_tokens(key_blocks());
   }
@@ -136,10 +135,10 @@ class SequenceParallel : ParallelErrors {
     const auto counts = agreement.settle(*communicator_, [&] {
       masks.require_fit(local_);
       if (is_causal<V>) masks.require_one();
-      return std::make_shared<std::vector<Index>>(static_cast<std::size_t>(2 * whole_.batch));
+      return std::make_shared<std::vector<Index>>(static_cast<std::size_t>(2 * local_.batch));
     });
-    const Span<Index> queries{counts->data(), of_queries ? whole_.batch : 0};
-    const Span<Index> keys{counts->data() + whole_.batch, of_keys ? whole_.batch : 0};
+    const Span<Index> queries{counts->data(), of_queries ? local_.batch : 0};
+    const Span<Index> keys{counts->data() + local_.batch, of_keys ? local_.batch : 0};
     if constexpr (requires { stages_.count_used_keys(key_blocks(), masks.key, keys); }) {
       if (masks.query.data != nullptr)
         stages_.count_used_queries(query_blocks(), masks.query, queries);
@@ -361,7 +360,6 @@ class SequenceParallel : ParallelErrors {
                    const S& stages, std::shared_ptr<const std::vector<Index>> used)
       : communicator_(unpadded.communicator_),
         attention_(attention),
-        whole_(unpadded.whole_),
         wire_(unpadded.wire_),
         queries_(unpadded.queries_),
         keys_(unpadded.keys_),
@@ -371,12 +369,12 @@ class SequenceParallel : ParallelErrors {
         local_(unpadded.local_),
         used_((std::move)(used)) {}
 
-  S agreed_stages() const {
+  S agreed_stages(const Shape& whole) const {
     Agreement agreement("sequence_parallel");
-    add_call<T>(agreement, attention_, whole_, queries_, keys_, S::compared);
+    add_call<T>(agreement, attention_, whole, queries_, keys_, S::compared);
     agreement.add("wire", static_cast<Index>(wire_));
     return agreement.settle(*communicator_, [&] {
-      S stages(attention_, whole_);
+      S stages(attention_, whole);
       require_shares("queries", queries_, stages.query_blocks().count, communicator_->size());
       require_shares("keys", keys_, stages.key_blocks().count, communicator_->size());
       if ((is_causal<V> || is_batch_layout<V>)&&keys_ != queries_)
@@ -394,8 +392,8 @@ class SequenceParallel : ParallelErrors {
 
   // A row of `elements`: S and z for every unit, or dS~ and dz~ for each of its matrices.
   SumsLayout sums_layout(Index elements) const {
-    const Index features = feature_dim(attention_.feature_map, whole_.key_dim);
-    SumsLayout layout{0, features * whole_.value_dim, normalizes<V> ? features : 0};
+    const Index features = feature_dim(attention_.feature_map, local_.key_dim);
+    SumsLayout layout{0, features * local_.value_dim, normalizes<V> ? features : 0};
     if (elements > 0) layout.count = elements / (layout.summary + layout.key_sum);
     return layout;
   }
@@ -500,7 +498,6 @@ class SequenceParallel : ParallelErrors {
 
   const C* communicator_;
   V attention_;
-  Shape whole_;
   Wire wire_;
   Shares queries_;
   Shares keys_;

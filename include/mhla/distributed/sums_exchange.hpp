@@ -86,7 +86,8 @@ void exchange_sums(const C& communicator, const Executor& executor, const Shared
     return piece_of(of.shares[static_cast<std::size_t>(r)], piece, pieces);
   };
 
-  const auto send = [&](Index piece) {  // returns what to wait for, if the communicator overlaps
+  // Returns what to wait for, if the communicator overlaps.
+  const auto send_piece = [&](Index piece) {
     const BlockRange own = piece_at(rank, piece);
     make(own);
     const Part mine = of.part(own, rank, origin);
@@ -111,11 +112,11 @@ void exchange_sums(const C& communicator, const Executor& executor, const Shared
     }
   };
   if constexpr (OverlapsMessages<C>) {
-    std::vector<decltype(send(0))> under_way;
-    for (Index piece = 0; piece < pieces; ++piece) under_way.push_back(send(piece));
+    std::vector<decltype(send_piece(0))> under_way;
+    for (Index piece = 0; piece < pieces; ++piece) under_way.push_back(send_piece(piece));
     for (auto& message : under_way) message.wait();
   } else {
-    send(0);
+    send_piece(0);
   }
   if (rounds) Kernels::widen_rows(executor, of.layout, bytes, of.rows);
 }
