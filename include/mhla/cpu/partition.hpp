@@ -66,17 +66,16 @@ struct Extents {
 
 /// Rows of the mixing matrix handled at once: groups of nearly equal size, each of whole units.
 struct RowGroups {
-  Index rows = 0;
-  Index most = 1;  // rows of a group
-  Index unit = 1;
-  Index count = 0;
+  Index rows;
+  Index most;  // rows of a group
+  Index unit;
+  Index count;
 
   RowGroups(Index total, Index max_rows, Index unit_rows = 1)
       : rows(total),
         most((std::max)(max_rows / unit_rows, Index{1}) * unit_rows),
         unit(unit_rows),
         count(ceil_div(total, most)) {}
-  RowGroups() = default;
 
   Index begin(Index group) const {
     return (std::min)(rows, even_split(ceil_div(rows, unit), count, group) * unit);

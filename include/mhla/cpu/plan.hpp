@@ -62,9 +62,8 @@ MixingRef<A> structured_mixing([[maybe_unused]] const V& attention,
 /// Everything a call knows before it runs. Constructed on a measuring arena, it only determines how
 /// much workspace the call takes.
 template <class L, class A>
-struct Plan {
+struct Plan : Needs {
   Problem problem;
-  bool quadratic;  // the path (quadratic/)
   Extents extents;
   BlockTables tables;
   RotationTable<A> rotation;
@@ -73,10 +72,7 @@ struct Plan {
   // [mix_heads, query blocks, key blocks]: the leading corner, packed; of a structured mixing
   // [mix_heads, coefficients].
   Span<A> mixing;
-  RoundedMixing rounded;  // with pairs, unless mixes_in_float
-  bool pairs;             // Precision::fast
-  bool mixes_in_float;    // with pairs, in a stage or by a structured mixing
-  bool is_backward;
+  RoundedMixing rounded;  // if mixes_pairs()
   Span<SlotScratch<A>> scratch;
   Span<UnitMemory<A>> units;
   bool shares_units;  // whether slots share a unit: not if it is a single task
@@ -89,8 +85,15 @@ struct Plan {
   MHLA_ONCE_A_CALL Plan(Arena& arena, const V& attention, const Problem& checked,
                         const ExecutorRef& executor, Index concurrent, bool backward,
                         bool takes_quadratic, bool in_pairs)
-      : problem(checked),
-        quadratic(takes_quadratic),
+      : Needs{.mixed_key_sums = mixes_key_sums<L>,
+              .mixed_products = mixes_products<L>,
+              .own_tiles = is_causal_within_block<L> && !takes_quadratic,
+              .is_backward = backward,
+              .quadratic = takes_quadratic,
+              .pairs = in_pairs && !takes_quadratic,
+              .mixes_in_float =
+                  in_pairs && !takes_quadratic && (is_structured<L> || checked.stage)},
+        problem(checked),
         extents(checked, max_tokens_of_tile<L>, tiles_of()),
         tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>, tiles_of())),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
@@ -100,37 +103,29 @@ struct Plan {
     matrix_size = matrix_size_of(structure, problem);
     mixing = arena.take<A>(checked_mul(shape.mix_heads, matrix_size));
 
-    pairs = in_pairs && !quadratic;
-    mixes_in_float = pairs && (is_structured<L> || problem.stage);
-    is_backward = backward;
-    if (pairs && !mixes_in_float)
+    if (mixes_pairs())
       rounded = RoundedMixing(arena, shape.mix_heads, problem.query_blocks, problem.key_blocks,
                               is_backward);
-    const bool mixes = is_structured<L> && problem.stage != Stage::summarize &&
-                       problem.stage != Stage::summarize_gradient;
-    const Needs needs{mixes_key_sums<L>,
-                      mixes_products<L>,
-                      is_causal_within_block<L> && !quadratic,
-                      rotation.rotates(),
-                      backward,
-                      !problem.stage || problem.stage == Stage::read_out_gradient ||
-                          problem.stage == Stage::advance_gradient,
-                      mixes_in_float,
-                      mixes ? structure.num_rows() : 0,
-                      mixes ? structure.num_products() : 0,
-                      quadratic};
+    rotates = rotation.rotates();
+    sums = !problem.stage || problem.stage == Stage::read_out_gradient ||
+           problem.stage == Stage::advance_gradient;
+    if (is_structured<L> && problem.stage != Stage::summarize &&
+        problem.stage != Stage::summarize_gradient) {
+      mixing_rows = structure.num_rows();
+      mixing_products = structure.num_products();
+    }
     const Index num_slots = executor.num_slots();
     shares_units = !quadratic || quadratic_tasks() > 1;
     whole_units = concurrent >= num_slots || (concurrent > 1 && !shares_units);
     const Index group_rows = rows_mixed_at_once();
     scratch = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
-      const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs, pairs);
+      const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, *this);
       if (!arena.measures()) scratch[s] = slot;
     }
     units = arena.take<UnitMemory<A>>(whole_units ? num_slots : 1);
     for (Index u = 0; u < units.size; ++u) {
-      const UnitMemory<A> unit(arena, extents, needs, pairs);
+      const UnitMemory<A> unit(arena, extents, *this);
       if (!arena.measures()) units[u] = unit;
     }
   }

@@ -120,7 +120,8 @@ MHLA_ONCE_A_CALL Index call_summary_size(const Problem& problem) {
 /// S and z of all key blocks of a sequence, transposed or not, in the memory of a unit or of a
 /// forward state.
 template <class L, class A>
-SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries, Orientation orientation) {
+SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries,
+                            Orientation orientation = Orientation::not_transposed) {
   return SummaryRows<A>(summaries, summaries + e.key_blocks * e.summary_stride(), e, orientation, 0,
                         blocks, normalizes<L>);
 }
@@ -189,28 +190,13 @@ MHLA_ONCE_A_CALL void run_units(const Plan<L, A>& plan, Index units, const Execu
   for (Index unit = whole; unit < units; ++unit) run(unit, plan.units[0], executor);
 }
 
-/// Copies the summaries of a unit to its columns of a head's. Key sums, which all parts of a head
-/// have, are written by the first.
-template <class A>
-void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows<A>& whole,
-               Index blocks) {
-  for (Index b = 0; b < blocks; ++b) {
-    const Panel<A> from = part.summary(b);
-    const Panel<A> to = whole.summary(b).col_range(first_column, from.cols);
-    for (Index r = 0; r < from.rows; ++r) copy_row(to.row(r), from.row(r), from.cols);
-    if (first_column == 0)
-      copy_row(whole.key_sum(b).data, part.key_sum(b).data, part.key_sum(b).size);
-  }
-}
-
 /// S and z of a unit, and y from them, by mixing in float, even if tokens' products are in pairs.
 template <class L, class T, class A>
 void summarize_for_float_mixing(const Operands<L, T>& operands, const Unit<A>& unit,
                                 const ExecutorRef& loop) {
   if constexpr (std::is_same_v<T, BFloat16>)
     if (operands.plan.mixes_in_float)
-      return pairs::summarize_unit(operands, unit, nullptr,
-                                   pairs::KeptSummaries{unit.summaries, 0, true}, loop);
+      return pairs::summarize_unit(operands, unit, nullptr, {unit.summaries, 0, true}, loop);
   summarize_unit(operands, unit, loop);
 }
 template <class L, class T, class A>
@@ -225,7 +211,7 @@ void read_out_by_float_mixing(const Operands<L, T>& operands, const Unit<A>& uni
 /// One unit of a forward call with Precision::fast. Whether it was run: not if rounding would show.
 template <class L>
 bool forward_in_pairs(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                      const pairs::KeptSummaries& kept, const TensorView<BFloat16, 4>& y,
+                      const KeptSummaries<float>& kept, const TensorView<BFloat16, 4>& y,
                       const ExecutorRef& loop) {
   const Span<float> mean = unit.memory.centers.value;
   std::fill_n(mean.data, mean.size, 0.0f);
@@ -254,11 +240,12 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
             quadratic::QuadraticUnit<L, T>(operands, unit_of(plan, head, memory)), y, loop);
     const Index first_column = index % forward.parts * columns;
     A* const kept = saved.size > 0 ? saved.data + head * (saved.size / heads) : nullptr;
-    const auto kept_rows = [&](Index blocks) {
-      Extents whole = plan.extents;  // with all value columns
+    KeptSummaries<A> to{{}, first_column};
+    if (kept != nullptr) {
+      Extents whole = plan.extents;
       whole.value_dim *= forward.parts;
-      return summary_rows<L>(whole, blocks, kept, Orientation::not_transposed);
-    };
+      to.whole = summary_rows<L>(whole, whole.key_blocks, kept);
+    }
     Operands<L, T> part = operands;
     part.v = value_columns(operands.v, first_column, columns);
     const TensorView<T, 4> results = value_columns(y, first_column, columns);
@@ -266,8 +253,6 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
       if (plan.pairs) {
         const Unit<float> unit =
             unit_of<L, float>(plan, head, memory, Orientation::not_transposed, nullptr, true);
-        pairs::KeptSummaries to{{}, first_column};
-        if (kept != nullptr) to.whole = kept_rows(unit.keys.blocks);
         if (forward_in_pairs(part, unit, to, results, loop)) return;
       }
     }
@@ -275,7 +260,8 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
     const Unit<A> unit = unit_of(plan, head, memory, Orientation::not_transposed, summaries);
     summarize_for_float_mixing(part, unit, loop);
     if (kept != nullptr && forward.parts > 1)
-      keep_part(unit.summaries, first_column, kept_rows(unit.keys.blocks), unit.keys.blocks);
+      for (Index b = 0; b < unit.keys.blocks; ++b)
+        to.keep(b, unit.summaries.summary(b), columns, unit.summaries.key_sum(b));
     read_out_by_float_mixing(part, unit, results, loop);
   };
   run_units(plan, forward.units(), executor, run);
@@ -314,9 +300,7 @@ BackwardRequest<L, BFloat16> backward_in_pairs(const Operands<L, BFloat16>& oper
     if (saved == nullptr)
       summarize_for_float_mixing(operands, unit, loop);
     else
-      cpu::take_up_summaries(
-          unit, summary_rows<L>(plan.extents, unit.keys.blocks, saved, Orientation::not_transposed),
-          loop);
+      cpu::take_up_summaries(unit, summary_rows<L>(plan.extents, unit.keys.blocks, saved), loop);
   } else if (saved == nullptr) {
     pairs::summarize_unit(operands, unit, centers, {}, loop);
   } else {
@@ -400,9 +384,7 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
     if (kept == nullptr) {
       summarize_unit(operands, unit, loop);
     } else {
-      take_up_summaries(
-          unit, summary_rows<L>(plan.extents, unit.keys.blocks, kept, Orientation::not_transposed),
-          loop);
+      take_up_summaries(unit, summary_rows<L>(plan.extents, unit.keys.blocks, kept), loop);
     }
     backward_unit(exact::Backward<L, T>{{operands, unit}, left}, loop);
   };

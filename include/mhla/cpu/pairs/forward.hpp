@@ -34,25 +34,11 @@ PairedSummaries summaries_of(const Plan<L, float>& plan, const Unit<float>& unit
   return {unit.memory.paired_summaries.data, unit.keys.blocks, plan.summary_shape()};
 }
 
-/// Where a forward state keeps the summaries of a unit that has some of a head's value columns.
-struct KeptSummaries {
-  SummaryRows<float> whole;  // of the head; no rows: nothing is kept
-  Index first_column;
-  bool alone = false;  // they are the unit's own, and nothing is rounded
-
-  void keep(Index b, const Panel<float>& sums, Index columns, Span<const float> key_sum) const {
-    Panel<float> to = whole.summary(b);
-    if (!alone) to = to.col_range(first_column, columns);
-    for (Index r = 0; r < to.rows; ++r) copy_row(to.row(r), sums.row(r), to.cols);
-    if (first_column == 0 && !alone) copy_row(whole.key_sum(b).data, key_sum.data, key_sum.size);
-  }
-};
-
 /// Sums S_b, with `centers` C_b, and z_b of one block, in float only if they are kept, have several
 /// tiles or are centered.
 template <class L>
 void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& unit, Index b,
-                     const Centers* centers, const KeptSummaries& kept,
+                     const Centers* centers, const KeptSummaries<float>& kept,
                      const SlotScratch<float>& scratch) {
   const BlockTable& table = operands.plan.tables.keys;
   const BlockSpan& block = table.blocks[unit.keys.first_block + b];
@@ -113,7 +99,8 @@ inline void note_finite(const PairedSummaries& summaries, Index b, Span<Pair> fi
 /// S_b, with `centers` C_b, and z_b of every key block.
 template <class L>
 void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                    const Centers* centers, const KeptSummaries& kept, const ExecutorRef& loop) {
+                    const Centers* centers, const KeptSummaries<float>& kept,
+                    const ExecutorRef& loop) {
   const Plan<L, float>& plan = operands.plan;
   loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
     for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
