@@ -155,7 +155,9 @@ enum class QkvOrder {
 /// Views [batch, heads, tokens, dim].
 template <class T>
 struct QkvViews {
-  TensorView<T, 4> q, k, v;
+  TensorView<T, 4> q;  ///< [batch, heads, tokens, dim]
+  TensorView<T, 4> k;  ///< likewise
+  TensorView<T, 4> v;  ///< likewise
 };
 
 /// q, k and v, or their gradients, in the buffer `qkv`; nothing is copied.

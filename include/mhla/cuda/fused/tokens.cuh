@@ -9,8 +9,8 @@
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/row_units.cuh>
 #include <mhla/cuda/chip/tile.cuh>
-#include <type_traits>
 #include <mhla/cuda/tables.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
