@@ -139,7 +139,7 @@ Contenders contenders_of(Factors& f, BFloat16) {
     mhla::cpu::transpose<float>(tokens, f.a);
     const VnniPanel pairs = pair_panel(e.depth, e.rows);
     mhla::cpu::pair_rows<float>(pairs, e.depth, Panel<const float>(tokens).placed());
-    left = LeftFactor::transposed(pairs);
+    left = pairs.transposed();
   }
   const auto with = [&](auto sum, const auto& multiply) -> Contenders {
     using Sum = decltype(sum);
@@ -154,7 +154,7 @@ Contenders contenders_of(Factors& f, BFloat16) {
   };
   if (e.kind == ProductKind::readout)
     return with(BFloat16{}, [=](const Panel<BFloat16>& c) {
-      mhla::cpu::multiply_into_rows(c.placed(), left, b, {}, nullptr);
+      mhla::cpu::multiply(mhla::cpu::stored_in(c.placed(), b.cols, {}), left, b, nullptr);
     });
   return with(0.0f,
               [=](const Panel<float>& c) { mhla::cpu::multiply(c, left, b, Into::overwrite); });

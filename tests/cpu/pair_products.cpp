@@ -547,10 +547,11 @@ auto check_rounding(StandIn) {
         }
       Pairs of_stand_in(rows / 2, cols), of_instruction(rows / 2, cols);
       const Rows<const float> source{from.data(), from.stride};
-      StandIn::template pair_rows<float>(rows, cols, source, of_stand_in.data(),
-                                         of_stand_in.stride);
-      kernels.template pair_rows<float>(rows, cols, source, of_instruction.data(),
-                                        of_instruction.stride);
+      const auto panel = [](Pairs& pairs) {
+        return VnniPanel{pairs.data(), rows / 2, cols, pairs.stride};
+      };
+      StandIn::template pair_rows<float>(panel(of_stand_in), rows, source);
+      kernels.template pair_rows<float>(panel(of_instruction), rows, source);
       for (Index r = 0; r < rows; ++r)
         for (Index c = 0; c < cols; ++c) {
           const int shift = r % 2 == 0 ? 0 : 16;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Macros that every header uses. All begin with MHLA_.
+// What every header uses: macros, which all begin with MHLA_, and the parameter type of
+// overloads that say in one sentence why a call does not compile.
 #pragma once
 
 // A compiler continues after #error, with 3,000 lines on concepts; a missing file stops it.
@@ -26,6 +27,8 @@
 #elif defined(__ASSOCIATIVE_MATH__) && !defined(MHLA_ALLOW_FAST_MATH)  // clang does not define it
 #error "mhla: -fassociative-math breaks compensated sums: omit it, or define MHLA_ALLOW_FAST_MATH"
 #endif
+
+#include <initializer_list>
 
 // nvcc hands designated initializers on to its host compiler as `{name: value}`, of which clang
 // warns.
@@ -83,3 +86,40 @@
 /// \endcond
 
 /// \}
+
+MHLA_NAMESPACE_BEGIN
+
+/// \cond INTERNAL
+// Converts from anything, lists in braces included. Converting to AnyArgument is never better than
+// converting to a view, and worse than no conversion, so that an overload which takes AnyArguments
+// is chosen only where no other is viable.
+struct AnyArgument {
+  constexpr AnyArgument() = default;
+  template <class... X>
+  constexpr AnyArgument(const X&...) {}                                // NOLINT: see above
+  constexpr AnyArgument(const std::initializer_list<AnyArgument>&) {}  // NOLINT: see above
+};
+// Always false, but dependent, so that a static_assert fails only where such an overload is called.
+template <class...>
+inline constexpr bool no_such_call = false;
+
+// MHLA_ANY_CALL(void f, { body }) declares overloads of f that are chosen only where no other is
+// viable. Given... are the template arguments that the caller wrote. The second overload serves a
+// call without arguments and, in clang, one with a list of named members, which clang converts to
+// no class but an aggregate with members of these names.
+#define MHLA_ANY_CALL(declaration, ...)                                                            \
+  template <class... Given>                                                                        \
+  declaration(AnyArgument, AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, \
+              AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},              \
+              AnyArgument = {}, AnyArgument = {}, AnyArgument = {})                                \
+      __VA_ARGS__ template <class... Given>                                                        \
+      declaration(...) __VA_ARGS__
+// Such overloads whose calls fail to compile with `sentence`.
+#define MHLA_NO_SUCH_CALL(declaration, sentence)           \
+  MHLA_ANY_CALL(declaration, {                             \
+    static_assert(no_such_call<Given...>, sentence);       \
+    throw; /* never reached; a statement for any result */ \
+  })
+/// \endcond
+
+MHLA_NAMESPACE_END

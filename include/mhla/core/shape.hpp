@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The extents of one attention call, and the checks that its views agree.
+// The extents of one attention call, and the checks of what a caller gives.
 #pragma once
 
 #include <initializer_list>
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -60,6 +58,34 @@ struct Shape {
 inline void require_extent(const char* argument, const char* axis, Index got, Index expected,
                            const char* rule) {
   if (got != expected) throw_shape_error(argument, axis, got, expected, rule);
+}
+
+// Checks of numeric members of variants and options.
+// The range of normal floats: a call on floats would take numbers outside it for 0 or infinity.
+inline constexpr double smallest_setting = 0x1p-126;
+inline constexpr double largest_setting = 0x1.fffffep127;
+
+// Comparisons with NaN are false, so that these checks refuse it.
+MHLA_ONCE_A_CALL inline void require_not_negative(const char* member, double value) {
+  if (value >= 0 && value <= largest_setting) return;
+  throw ShapeError(
+      {"mhla: ", member, " is ", value, " but must be at least 0, and finite as a float"});
+}
+MHLA_ONCE_A_CALL inline void require_positive(const char* member, double value) {
+  if (value >= smallest_setting && value <= largest_setting) return;
+  throw ShapeError(
+      {"mhla: ", member, " is ", value, " but must be positive, and finite as a float"});
+}
+MHLA_ONCE_A_CALL inline void require_at_least(const char* member, Index value, Index least) {
+  if (value >= least) return;
+  throw ShapeError({"mhla: ", member, " is ", value, " but must be at least ", least});
+}
+template <class Enum>
+void require_enumerator(const char* member, Enum value, Enum last) {
+  const auto number = static_cast<Index>(value);
+  if (number >= 0 && number <= static_cast<Index>(last)) return;
+  throw ShapeError({"mhla: ", member, " is ", number, " but must be an enumerator, 0 to ",
+                    static_cast<Index>(last)});
 }
 
 // The maximum number of elements of a tensor, an empty axis counted as one: their bytes fit an
@@ -174,12 +200,9 @@ MHLA_ONCE_A_CALL inline void require_consistent(const Shape& shape) {
 /// \endcond
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(Shape shape_of, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call shape_of(q, k, v, mix) with mhla::TensorView of rank 4, and 3 or 2 "
-                "for mix, or, after #include <mhla/attention.hpp>, with Eigen tensors");
-  return {};
-})
+MHLA_NO_SUCH_CALL(Shape shape_of,
+                  "mhla: call shape_of(q, k, v, mix) with mhla::TensorView of rank 4, and 3 or 2 "
+                  "for mix, or, after #include <mhla/attention.hpp>, with Eigen tensors")
 /// \endcond
 
 /// \}

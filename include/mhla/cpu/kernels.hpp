@@ -176,33 +176,27 @@ enum class Terms { all, past, future };
 // cheap. Of -O3, loops use only the vectorizer: the rest doubles their compile time. On x86 tiles
 // go without the passes of -O2 that take a ninth of a program's compile time and find nothing in
 // them: their branches are few, and the processor reorders instructions itself.
-#if defined(__clang__)
 #define MHLA_NOINLINE __attribute__((noinline))
 #define MHLA_INLINE __attribute__((always_inline))
+#if defined(__clang__)
 #define MHLA_UNROLL _Pragma("clang loop unroll(full)")
 #define MHLA_KERNEL __attribute__(())
 #define MHLA_KERNEL_LOOP __attribute__(())
-#define MHLA_KERNEL_FOR(features) __attribute__((target(features)))
-#define MHLA_KERNEL_LOOP_FOR(features) __attribute__((target(features)))
 #else
-#define MHLA_NOINLINE __attribute__((noinline))
-#define MHLA_INLINE __attribute__((always_inline))
 #define MHLA_UNROLL _Pragma("GCC unroll 16")
 #if defined(__x86_64__)
-#define MHLA_KERNEL_PASSES                                                                    \
-  optimize("O2", "no-tree-vectorize", "no-tree-vrp", "no-tree-ccp", "no-tree-dominator-opts", \
-           "no-thread-jumps", "no-gcse", "no-schedule-insns2")
+#define MHLA_KERNEL                                                                \
+  __attribute__((optimize("O2", "no-tree-vectorize", "no-tree-vrp", "no-tree-ccp", \
+                          "no-tree-dominator-opts", "no-thread-jumps", "no-gcse",  \
+                          "no-schedule-insns2")))
 #else
-#define MHLA_KERNEL_PASSES optimize("O2", "no-tree-vectorize")
+#define MHLA_KERNEL __attribute__((optimize("O2", "no-tree-vectorize")))
 #endif
-#define MHLA_KERNEL __attribute__((MHLA_KERNEL_PASSES))
 #define MHLA_KERNEL_LOOP \
   __attribute__((optimize("O2", "tree-loop-vectorize", "vect-cost-model=dynamic")))
-#define MHLA_KERNEL_FOR(features) __attribute__((MHLA_KERNEL_PASSES, target(features)))
-#define MHLA_KERNEL_LOOP_FOR(features)                                             \
-  __attribute__((optimize("O2", "tree-loop-vectorize", "vect-cost-model=dynamic"), \
-                 target(features)))
 #endif
+#define MHLA_KERNEL_FOR(features) MHLA_KERNEL __attribute__((target(features)))
+#define MHLA_KERNEL_LOOP_FOR(features) MHLA_KERNEL_LOOP __attribute__((target(features)))
 
 // nvcc warns of g++'s pragmas, which it passes on to g++.
 #if defined(__CUDACC__) && defined(__NVCC__)
@@ -223,46 +217,35 @@ enum class Terms { all, past, future };
 
 // Sixteen bytes: NEON, SSE2, or what the compiler maps them to. Few tile shapes where almost every
 // machine has longer vectors: every program compiles them.
-#if defined(__aarch64__)
-#define MHLA_PORTABLE_LOOP MHLA_KERNEL_LOOP
-#define MHLA_PORTABLE_ROWS 6
-#define MHLA_PORTABLE_VECTORS 4
-#elif defined(__x86_64__)
-#define MHLA_PORTABLE_LOOP MHLA_KERNEL
-#define MHLA_PORTABLE_ROWS 4
-#define MHLA_PORTABLE_VECTORS 1
-#else
-#define MHLA_PORTABLE_LOOP MHLA_KERNEL_LOOP
-#define MHLA_PORTABLE_ROWS 6
-#define MHLA_PORTABLE_VECTORS 2
-#endif
-#if defined(__aarch64__) && defined(__clang__)
-#define MHLA_PORTABLE_PAIR_TARGET MHLA_KERNEL_FOR("bf16")
-#define MHLA_PORTABLE_PAIR_LOOP MHLA_KERNEL_LOOP_FOR("bf16")
-#elif defined(__aarch64__)
-// In the order that they are written in, a tile's loads need no registers beyond those there are.
-#define MHLA_PORTABLE_PAIR_TARGET \
-  __attribute__((optimize("O2", "no-tree-vectorize", "no-schedule-insns"), target("+bf16")))
-#define MHLA_PORTABLE_PAIR_LOOP MHLA_KERNEL_LOOP_FOR("+bf16")
-#else
-#define MHLA_PORTABLE_PAIR_TARGET MHLA_KERNEL
-#define MHLA_PORTABLE_PAIR_LOOP MHLA_KERNEL_LOOP
-#endif
 #define MHLA_ISA portable
 #define MHLA_ISA_TARGET MHLA_KERNEL
-#define MHLA_ISA_LOOP MHLA_PORTABLE_LOOP
 #define MHLA_ISA_BYTES 16
-#define MHLA_ISA_ROWS MHLA_PORTABLE_ROWS
-#define MHLA_ISA_VECTORS MHLA_PORTABLE_VECTORS
-#define MHLA_ISA_PAIR_TARGET MHLA_PORTABLE_PAIR_TARGET
-#define MHLA_ISA_PAIR_LOOP MHLA_PORTABLE_PAIR_LOOP
+#if defined(__x86_64__)
+#define MHLA_ISA_LOOP MHLA_KERNEL
+#define MHLA_ISA_ROWS 4
+#define MHLA_ISA_VECTORS 1
+#else
+#define MHLA_ISA_LOOP MHLA_KERNEL_LOOP
+#define MHLA_ISA_ROWS 6
+#if defined(__aarch64__)
+#define MHLA_ISA_VECTORS 4
+#else
+#define MHLA_ISA_VECTORS 2
+#endif
+#endif
+#if defined(__aarch64__) && defined(__clang__)
+#define MHLA_ISA_PAIR_TARGET MHLA_KERNEL_FOR("bf16")
+#define MHLA_ISA_PAIR_LOOP MHLA_KERNEL_LOOP_FOR("bf16")
+#elif defined(__aarch64__)
+// In the order that they are written in, a tile's loads need no registers beyond those there are.
+#define MHLA_ISA_PAIR_TARGET \
+  __attribute__((optimize("O2", "no-tree-vectorize", "no-schedule-insns"), target("+bf16")))
+#define MHLA_ISA_PAIR_LOOP MHLA_KERNEL_LOOP_FOR("+bf16")
+#else
+#define MHLA_ISA_PAIR_TARGET MHLA_KERNEL
+#define MHLA_ISA_PAIR_LOOP MHLA_KERNEL_LOOP
+#endif
 #include <mhla/cpu/kernels.inc>
-
-#undef MHLA_PORTABLE_LOOP
-#undef MHLA_PORTABLE_ROWS
-#undef MHLA_PORTABLE_VECTORS
-#undef MHLA_PORTABLE_PAIR_TARGET
-#undef MHLA_PORTABLE_PAIR_LOOP
 
 #if defined(__x86_64__)
 // Every CPU with AVX2 has F16C.
@@ -305,7 +288,6 @@ enum class Terms { all, past, future };
 #undef MHLA_KERNEL
 #undef MHLA_KERNEL_LOOP
 #undef MHLA_KERNEL_FOR
-#undef MHLA_KERNEL_PASSES
 #undef MHLA_KERNEL_LOOP_FOR
 
 /// Calls f with the kernels for T of the best instruction set that this machine has.

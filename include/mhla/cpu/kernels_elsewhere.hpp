@@ -42,19 +42,12 @@
   MHLA_SCORE_KERNELS_OF(prefix, T, Sight::all)         \
   MHLA_SCORE_KERNELS_OF(prefix, T, Sight::past_blocks) \
   MHLA_SCORE_KERNELS_OF(prefix, T, Sight::past_tokens)
-#define MHLA_SCORE_KERNELS_OF(prefix, T, S)                                               \
-  prefix template void quadratic::read_out_scores<T, S>(                                  \
-      const quadratic::Weights<T, S>&, const quadratic::QueryRange&,                      \
-      const quadratic::KeyPanels<T>&, const Panel<const T>&, const Panel<const T>&,       \
-      const quadratic::Scratch<T>&, const Panel<T>&, Span<T>);                            \
-  prefix template void quadratic::score_range<T, S>(                                      \
-      const quadratic::TileGradient<T, S>&, const quadratic::KeyRange&,                   \
-      const quadratic::RangePanels<T>&, const quadratic::KeyPanels<T>&, Span<T>, T*, T*); \
-  prefix template void quadratic::gradients_of_range<T, S>(                               \
-      const quadratic::TileGradient<T, S>&, const quadratic::KeyRange&,                   \
-      const quadratic::RangePanels<T>&, const quadratic::Scratch<T>&);                    \
-  prefix template void quadratic::divide_tile<T, S>(                                      \
-      const quadratic::TileGradient<T, S>&, const Panel<T>&, Index, T, const T*, const T*, Index);
+#define MHLA_SCORE_KERNELS_OF(prefix, T, S)                                         \
+  prefix template void quadratic::read_out_scores<T, S>(                            \
+      const quadratic::Weights<T, S>&, const quadratic::QueryRange&,                \
+      const quadratic::KeyPanels<T>&, const Panel<const T>&, const Panel<const T>&, \
+      const quadratic::Scratch<T>&, const Panel<T>&, Span<T>);                      \
+  prefix template struct quadratic::TileGradient<T, S>;
 
 // For a storage type.
 #define MHLA_STORAGE_KERNELS(prefix, T, Stored)                                         \

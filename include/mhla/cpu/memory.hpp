@@ -8,12 +8,11 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cpu/block_summary.hpp>
-#include <mhla/cpu/extents.hpp>
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/pairs/memory.hpp>
 #include <mhla/cpu/partition.hpp>
-#include <mhla/cpu/quadratic/memory.hpp>
+#include <mhla/cpu/quadratic/scores.hpp>
+#include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/token_block.hpp>
 #include <mhla/policy/mixing.hpp>
 
@@ -23,71 +22,75 @@ namespace cpu {
 
 /// What determines the memory of a call.
 struct Needs {
-  bool mixed_key_sums;
-  bool mixed_products;
-  bool own_tiles;  // of causal queries
-  bool rotation;
-  bool backward;
-  bool sums;            // S, and dS~ of a backward pass: otherwise they are the caller's
-  bool mixes_in_float;  // in pairs: S and S~ are float, and S~ is rounded for the readout alone
+  bool mixed_key_sums = false;
+  bool mixed_products = false;
+  bool own_tiles = false;  // of causal queries
+  bool is_backward = false;
+  bool quadratic = false;       // the path (quadratic/); it needs nothing else of this
+  bool pairs = false;           // Precision::fast
+  bool mixes_in_float = false;  // with pairs, in a stage or by a structured mixing: S and S~ are
+                                // float, and S~ is rounded for the readout alone
+  bool rotates = false;
+  bool sums = false;  // S, and dS~ of a backward pass: otherwise they are the caller's
   // Of a structured mixing's work array, and of its list; 0 of a dense one.
-  Index mixing_rows;
-  Index mixing_products;
-  bool quadratic;  // the path; it needs none of the above but backward
+  Index mixing_rows = 0;
+  Index mixing_products = 0;
 
   bool factored() const { return mixing_products > 0; }
+  /// Whether summaries and what is mixed of them are in pairs.
+  bool mixes_pairs() const { return pairs && !mixes_in_float; }
   /// Whether a unit may also need memory for the exact pass (pairs/centers.hpp).
-  bool may_be_exact(bool in_pairs) const {
-    return !in_pairs || mixes_in_float || backward || !own_tiles;
-  }
+  bool may_be_exact() const { return !mixes_pairs() || is_backward || !own_tiles; }
   bool normalizer() const { return mixed_key_sums || mixed_products; }
   /// Whether denominators have features of their own: those before the rotation.
-  bool unrotated_too() const { return normalizer() && rotation; }
+  bool unrotated_too() const { return normalizer() && rotates; }
 };
 
-/// Panels of the keys of a causal query tile's own block.
+/// Panels of one tile.
 template <class A>
-struct OwnTileScratch {
-  Span<A> features;        // [tile tokens, feature_dim]: phi(k)
+struct TilePanels {
+  Span<A> features;        // [tile tokens, feature_dim]: phi
   Span<A> rotated;         // the same, rotated; `features` itself without a rotation
-  Span<A> values;          // [tile tokens, value_dim]: v
+  Span<A> values;          // [tile tokens, value_dim]: v, or numerators and y, or dy and U
+  Span<A> grad_features;   // [tile tokens, feature_dim]: of the rotated features
+  Span<A> grad_unrotated;  // [tile tokens, feature_dim]: of the normalizer's, under Causal
+  Span<A> grad_values;     // [tile tokens, value_dim]
+
+  TilePanels() = default;
+  MHLA_ONCE_A_CALL TilePanels(Arena& arena, const Extents& e, const Needs& needs) {
+    features = arena.take<A>(checked_mul(e.tile_tokens, e.feature_dim));
+    rotated = needs.rotates ? arena.take<A>(features.size) : features;
+    values = arena.take<A>(checked_mul(e.tile_tokens, e.value_dim));
+    if (!needs.is_backward) return;
+    grad_features = arena.take<A>(features.size);
+    grad_unrotated = arena.take<A>(needs.normalizer() && needs.own_tiles ? features.size : 0);
+    grad_values = arena.take<A>(values.size);
+  }
+};
+
+/// Panels of the keys of a causal query tile's own block; gradients are divided by m_ii.
+template <class A>
+struct OwnTileScratch : TilePanels<A> {
   Span<A> key_sums;        // [tile tokens, feature_dim]: p_t
   Span<A> scores;          // [tile tokens, tile tokens]
-  Span<A> grad_rotated;    // [tile tokens, feature_dim]: dK^r / m_ii
-  Span<A> grad_key_sums;   // [tile tokens, feature_dim]: dK / m_ii
-  Span<A> grad_values;     // [tile tokens, value_dim]: dV / m_ii
   Span<A> grad_summaries;  // [matrices, value_dim, feature_dim]: dP^T
   Span<A> grad_running;    // [matrices, feature_dim]: w
 
   OwnTileScratch() = default;
   MHLA_ONCE_A_CALL OwnTileScratch(Arena& arena, const Extents& e, const Needs& needs) {
     if (!needs.own_tiles) return;
-    const Index features_size = checked_mul(e.tile_tokens, e.feature_dim);
-    const Index values_size = checked_mul(e.tile_tokens, e.value_dim);
-    features = arena.take<A>(features_size);
-    rotated = needs.rotation ? arena.take<A>(features_size) : features;
-    values = arena.take<A>(values_size);
-    key_sums = arena.take<A>(needs.normalizer() ? features_size : 0);
+    TilePanels<A>::operator=({arena, e, needs});
+    key_sums = arena.take<A>(needs.normalizer() ? this->features.size : 0);
     scores = arena.take<A>(checked_mul(e.tile_tokens, e.tile_tokens));
-    if (!needs.backward) return;
-    grad_rotated = arena.take<A>(features_size);
-    grad_key_sums = arena.take<A>(needs.normalizer() ? features_size : 0);
-    grad_values = arena.take<A>(values_size);
+    if (!needs.is_backward) return;
     grad_summaries = arena.take<A>(checked_mul(e.matrices, e.summary_size()));
     grad_running = arena.take<A>(needs.normalizer() ? checked_mul(e.matrices, e.feature_dim) : 0);
   }
 };
 
-/// Panels of one tile and one group of rows; one for every slot. Here and below `in_pairs` is a
-/// bool, or std::false_type where a call never multiplies pairs: memory for them is not compiled.
+/// Panels of one tile and one group of rows; one for every slot.
 template <class A>
-struct SlotScratch {
-  Span<A> features;           // [tile tokens, feature_dim]: phi
-  Span<A> rotated;            // the same, rotated; `features` itself without a rotation
-  Span<A> grad_features;      // [tile tokens, feature_dim]: of the rotated features
-  Span<A> grad_unrotated;     // [tile tokens, feature_dim]: of the normalizer's
-  Span<A> values;             // [tile tokens, value_dim]: v, or numerators and y, or dy and U
-  Span<A> grad_values;        // [tile tokens, value_dim]
+struct SlotScratch : TilePanels<A> {
   Span<A> denominators;       // [tile tokens]
   Span<A> inverses;           // [tile tokens]: 1 / den
   Span<A> grad_denominators;  // [tile tokens]
@@ -101,33 +104,24 @@ struct SlotScratch {
   PairScratch pairs;
   quadratic::Scratch<A> quadratic;
 
-  SlotScratch() = default;
-  template <class InPairs>
   MHLA_ONCE_A_CALL SlotScratch(Arena& arena, const Extents& e, Index key_dim, Index group_rows,
-                               const Needs& needs, InPairs in_pairs)
-      : own(arena, e, needs) {
-    features = arena.take<A>(checked_mul(e.tile_tokens, e.feature_dim));
-    rotated = needs.rotation ? arena.take<A>(features.size) : features;
-    grad_features = arena.take<A>(needs.backward ? features.size : 0);
-    values = arena.take<A>(checked_mul(e.tile_tokens, e.value_dim));
-    grad_unrotated =
-        arena.take<A>(needs.normalizer() && needs.backward && needs.own_tiles ? features.size : 0);
-    grad_values = arena.take<A>(needs.backward ? values.size : 0);
+                               const Needs& needs)
+      : TilePanels<A>(arena, e, needs), own(arena, e, needs) {
     denominators = arena.take<A>(needs.normalizer() ? e.tile_tokens : 0);
     inverses = arena.take<A>(denominators.size);
-    grad_denominators = arena.take<A>(needs.normalizer() && needs.backward ? e.tile_tokens : 0);
-    mixed_summaries = arena.take<A>(
-        needs.may_be_exact(in_pairs) ? checked_mul(group_rows, e.summary_stride()) : 0);
-    if (in_pairs)
+    grad_denominators = arena.take<A>(needs.normalizer() && needs.is_backward ? e.tile_tokens : 0);
+    mixed_summaries =
+        arena.take<A>(needs.may_be_exact() ? checked_mul(group_rows, e.summary_stride()) : 0);
+    if (needs.pairs)
       pairs = PairScratch(arena, e, needs.mixes_in_float ? 0 : group_rows, needs.own_tiles,
-                          needs.backward, !needs.own_tiles && !needs.mixes_in_float);
+                          needs.is_backward, !needs.own_tiles && !needs.mixes_in_float);
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
     key_sum_rest = arena.take<A>(needs.normalizer() ? e.feature_dim : 0);
     const Index columns = (std::min)(e.key_blocks, matrix_gradient_cols(e.key_blocks));
-    triangle = arena.take<A>(needs.backward ? columns * columns : 0);
-    transposed = arena.take<A>(needs.backward ? e.summary_size() : 0);
+    triangle = arena.take<A>(needs.is_backward ? columns * columns : 0);
+    transposed = arena.take<A>(needs.is_backward ? e.summary_size() : 0);
     row.input = arena.take<A>(checked_mul(e.tile_tokens, key_dim));
-    row.gradient = arena.take<A>(needs.backward ? row.input.size : 0);
+    row.gradient = arena.take<A>(needs.is_backward ? row.input.size : 0);
     if (needs.quadratic) quadratic.lay_out(arena, e, needs.unrotated_too());
   }
 };
@@ -169,6 +163,21 @@ struct SummaryRows {
   Span<A> key_sum(Index block) const { return {key_sums.row(block - first), key_sums.cols}; }
 };
 
+/// Where a forward state keeps the summaries of a unit that has some of a head's value columns.
+template <class A>
+struct KeptSummaries {
+  SummaryRows<A> whole;  // of the head; no rows: nothing is kept
+  Index first_column;
+  bool alone = false;  // they are the unit's own, and nothing is rounded
+
+  void keep(Index b, const Panel<const A>& sums, Index columns, Span<const A> key_sum) const {
+    Panel<A> to = whole.summary(b);
+    if (!alone) to = to.col_range(first_column, columns);
+    for (Index r = 0; r < to.rows; ++r) copy_row(to.row(r), sums.row(r), to.cols);
+    if (first_column == 0 && !alone) copy_row(whole.key_sum(b).data, key_sum.data, key_sum.size);
+  }
+};
+
 /// Memory of one unit in progress.
 template <class A>
 struct UnitMemory {
@@ -198,29 +207,26 @@ struct UnitMemory {
   Span<A> grad_key_sums;  // [key blocks, feature_dim]: dz
   quadratic::Memory<A> quadratic;  // instead of all of the above but grad_mixing
 
-  UnitMemory() = default;
-  template <class InPairs>
-  MHLA_ONCE_A_CALL UnitMemory(Arena& arena, const Extents& e, const Needs& needs,
-                              InPairs in_pairs) {
+  MHLA_ONCE_A_CALL UnitMemory(Arena& arena, const Extents& e, const Needs& needs) {
     if (needs.quadratic) {
-      quadratic.lay_out(arena, e, needs.unrotated_too(), needs.backward);
+      quadratic.lay_out(arena, e, needs.unrotated_too(), needs.is_backward);
       return;
     }
     const Index offsets = checked_mul(e.group_size, checked_mul(e.query_blocks, e.block_tokens));
-    if (needs.may_be_exact(in_pairs) && needs.sums) {
+    if (needs.may_be_exact() && needs.sums) {
       summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
-    } else if (in_pairs && !needs.mixes_in_float) {
+    } else if (needs.mixes_pairs()) {
       summaries = arena.take<A>(needs.normalizer() ? checked_mul(e.key_blocks, e.feature_dim) : 0);
     }
-    if (in_pairs && needs.mixes_in_float && needs.backward) {
+    if (needs.mixes_in_float && needs.is_backward) {
       centers = Centers(arena, e, false, false);
-    } else if (in_pairs && !needs.mixes_in_float) {
-      const SummaryShape shape = paired_summary(e, needs.backward);
+    } else if (needs.mixes_pairs()) {
+      const SummaryShape shape = paired_summary(e, needs.is_backward);
       paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
       finite_summaries = arena.take<Pair>(pairs_of(e.key_blocks));
-      if (needs.backward || !needs.own_tiles)
-        centers = Centers(arena, e, !needs.own_tiles, needs.backward && needs.normalizer());
-      if (needs.backward) {
+      if (needs.is_backward || !needs.own_tiles)
+        centers = Centers(arena, e, !needs.own_tiles, needs.is_backward && needs.normalizer());
+      if (needs.is_backward) {
         paired_gradients =
             arena.take<Pair>(checked_mul(e.matrices, PairedSummaries::size(shape, e.query_blocks)));
         finite_gradients = arena.take<Pair>(checked_mul(e.matrices, pairs_of(e.query_blocks)));
@@ -230,21 +236,21 @@ struct UnitMemory {
       mixing_products = arena.take<MixingProduct>(needs.mixing_products);
       const Index others = needs.mixing_rows - e.key_blocks;
       mixed = arena.take<A>(SummaryRows<A>::size(e, others, needs.normalizer()));
-      if (needs.backward)
+      if (needs.is_backward)
         grad_mixed = arena.take<A>(SummaryRows<A>::size(e, needs.mixing_rows, needs.normalizer()));
-    } else if (needs.backward && needs.sums) {
+    } else if (needs.is_backward && needs.sums) {
       const Index rows = checked_mul(e.matrices, e.query_blocks);
       grad_mixed_summaries =
-          arena.take<A>(needs.may_be_exact(in_pairs) ? checked_mul(rows, e.summary_stride()) : 0);
+          arena.take<A>(needs.may_be_exact() ? checked_mul(rows, e.summary_stride()) : 0);
       grad_mixed_key_sums =
           arena.take<A>(needs.mixed_key_sums ? checked_mul(rows, e.feature_dim) : 0);
     }
-    if (needs.mixed_products || (needs.own_tiles && needs.normalizer() && needs.backward))
+    if (needs.mixed_products || (needs.own_tiles && needs.normalizer() && needs.is_backward))
       denominators = arena.take<A>(offsets);
-    if (denominators.size > 0 && needs.backward) grad_denominators = arena.take<A>(offsets);
+    if (denominators.size > 0 && needs.is_backward) grad_denominators = arena.take<A>(offsets);
     if (needs.mixed_products) {
       products = arena.take<A>(offsets);
-      if (needs.backward) {
+      if (needs.is_backward) {
         grad_features =
             arena.take<A>(checked_mul(checked_mul(e.group_size, e.query_tokens), e.feature_dim));
         grad_key_sums = arena.take<A>(checked_mul(e.key_blocks, e.feature_dim));

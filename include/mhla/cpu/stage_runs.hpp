@@ -12,16 +12,16 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/stage_units.hpp>
 #include <mhla/cpu/units.hpp>
-#include <mhla/cpu/used_blocks.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 #include <mhla/stages/blocks.hpp>
 #include <mhla/stages/calls.hpp>
 #include <type_traits>
@@ -69,7 +69,7 @@ class StageRun {
 
   void run(const stages::Summarize<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      const Operands<L, T> operands{lower(attention_), plan, {}, call.k, call.v, {}};
+      const Operands<L, T> operands{{{}, call.k, call.v, {}}, lower(attention_), plan};
       for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
         summarize_for_float_mixing(operands,
                                    at.with(at.sums(call.summaries, Orientation::not_transposed),
@@ -131,7 +131,8 @@ class StageRun {
       for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
         const Unit<A> unit = at.with({}, Orientation::transposed);
         mix_stage_gradient<L>(plan, unit, at.sums(call.summary_gradients, Orientation::transposed),
-                              at.matrix_sums(call.mixtures, Orientation::transposed), loop);
+                              at.matrix_sums(read_only(call.mixtures), Orientation::transposed),
+                              loop);
       });
     });
   }
@@ -205,21 +206,17 @@ class StageRun {
   }
 
  private:
-  static constexpr std::false_type exact{};
   // Whether tokens' products are rounded: in stages of a forward pass, whose mixing is not.
-  auto in_pairs() const {
-    const auto rounds = multiplies_pairs<T>(attention_, problem_);
-    if constexpr (std::is_same_v<decltype(rounds), const std::false_type>)
-      return exact;
-    else
-      return rounds && (problem_.stage == Stage::summarize || problem_.stage == Stage::read_out);
+  bool in_pairs() const {
+    return (problem_.stage == Stage::summarize || problem_.stage == Stage::read_out) &&
+           multiplies_pairs<T>(attention_, problem_);
   }
 
   Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
   template <class PlanType>
   PlanType lay_out(Arena& arena) const {
     if constexpr (std::is_same_v<PlanType, BackwardPlan>)
-      return PlanType(arena, attention_, problem_, executor_, exact);
+      return PlanType(arena, attention_, problem_, executor_, false);
     else
       return PlanType(arena, attention_, problem_, executor_, units(), false, false, in_pairs());
   }
@@ -233,25 +230,23 @@ class StageRun {
     body(plan);
   }
   Operands<L, T> packed(ForwardPlan& plan, const OperandViews<T>& x) const {
-    plan.pack_mixing(x.mix, exact);
-    return {lower(attention_), plan, x.q, x.k, x.v, x.mix};
+    plan.pack_mixing(x.mix);
+    return {x, lower(attention_), plan};
   }
   template <class Run>
   void for_each_unit(const ForwardPlan& plan, const Run& run) const {
-    run_units(plan, units(), executor_,
-              [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-                run(StageUnit<L, A>{plan, masks_, at, memory}, loop);
-              });
+    run_units(plan, units(), executor_, run_of(plan, run));
   }
   template <class Run>
   void for_each_unit(const BackwardRequest<L, T>& request, const BackwardPlan& backward,
                      const Run& run) const {
-    run_backward_units(
-        request, backward, executor_,
-        [&](Index item, Index kv_head, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-          const Index at = item * problem_.shape.kv_heads + kv_head;
-          run(StageUnit<L, A>{backward.plan, masks_, at, memory}, loop);
-        });
+    run_backward_units(request, backward, executor_, run_of(backward.plan, run));
+  }
+  template <class Run>
+  auto run_of(const ForwardPlan& plan, const Run& run) const {
+    return [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
+      run(StageUnit<L, A>{plan, masks_, at, memory}, loop);
+    };
   }
 
   // States that no block changes.

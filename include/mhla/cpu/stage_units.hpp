@@ -14,15 +14,13 @@
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/backward_unit.hpp>
-#include <mhla/cpu/block_summary.hpp>
-#include <mhla/cpu/exact/backward.hpp>
+#include <mhla/cpu/exact.hpp>
 #include <mhla/cpu/factored_mixing.hpp>
-#include <mhla/cpu/factored_unit.hpp>
 #include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/plan.hpp>
-#include <mhla/cpu/unit.hpp>
+#include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/units.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/stages/blocks.hpp>
@@ -176,12 +174,7 @@ void mix_stage_gradient(const Plan<L, A>& plan, const Unit<A>& unit, const Summa
       plan.extents.matrices > 1 ? Into::add : Into::overwrite, loop.num_slots());
   loop.parallel_for(groups.count, [&](Index group, Index) {
     const Index first = groups.begin(group);
-    const Index count = groups.size(group);
-    mix_group_gradient(plan, unit, first, grad.summaries.row_range(first, count),
-                       [&](Index matrix) { return from(matrix).summaries; });
-    if constexpr (mixes_key_sums<L>)
-      mix_group_gradient(plan, unit, first, grad.key_sums.row_range(first, count),
-                         [&](Index matrix) { return from(matrix).key_sums; });
+    mix_blocks_gradient(plan, unit, first, grad.row_range(first, groups.size(group)), from);
   });
 }
 
@@ -200,19 +193,7 @@ void summarize_stage_gradient(const Operands<L, T>& operands, const BackwardRequ
 template <class L, class A>
 SummaryRows<A> mix_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
                           const ExecutorRef& loop) {
-  const SummaryRows<A> mixed = structured_mixtures(plan, unit);
-  take_up_states(plan, unit, matrix, mixed);
-  const auto mix = [&](const Panel<A>& from, const Panel<A>& to) {
-    for_each_column_range(to.cols, loop, [&](Index first, Index count) {
-      const MixingRows<A> rows = work_array(plan, unit, from, to).col_range(first, count);
-      for (const MixingProduct& product : unit.products)
-        if (product.out >= 2 * unit.queries.blocks)
-          mix_by_products<A>({&product, 1}, plan.matrix(unit_matrix(plan, unit, matrix)), rows);
-    });
-  };
-  mix(unit.summaries.summaries, mixed.summaries);
-  if constexpr (mixes_key_sums<L>) mix(unit.summaries.key_sums, mixed.key_sums);
-  return mixed;
+  return mix_unit(plan, unit, matrix, loop, true, 2 * unit.queries.blocks);
 }
 
 /// The rows of a work array from S~ on that have the states before the unit, or after it.

@@ -3,9 +3,8 @@
 // Needs no CUDA header, so that a plain .cpp can use it.
 #pragma once
 
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
-#include <mhla/core/setting.hpp>
+#include <mhla/core/shape.hpp>
 #include <mhla/core/workspace.hpp>
 
 // CUDA's own handles, declared as its headers declare them.

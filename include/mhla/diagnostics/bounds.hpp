@@ -6,7 +6,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/setting.hpp>
+#include <mhla/core/shape.hpp>
 #include <mhla/policy/block_geometry.hpp>
 
 MHLA_NAMESPACE_BEGIN

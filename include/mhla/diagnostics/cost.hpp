@@ -6,7 +6,6 @@
 #include <initializer_list>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/policy/problem.hpp>
 

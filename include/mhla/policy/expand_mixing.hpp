@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -13,7 +12,6 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <type_traits>
 #include <vector>
@@ -97,12 +95,10 @@ void expand(const V& attention, const Shape& shape,
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(void expand, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call expand(attention, shape, mix, dense): shape is an mhla::Shape, as of "
-                "mhla::shape_of(q, k, v, mix), mix and dense are views of rank 3, [heads, rows, "
-                "columns], of one scalar, dense not const");
-})
+MHLA_NO_SUCH_CALL(void expand,
+                  "mhla: call expand(attention, shape, mix, dense): shape is an mhla::Shape, as of "
+                  "mhla::shape_of(q, k, v, mix), mix and dense are views of rank 3, [heads, rows, "
+                  "columns], of one scalar, dense not const")
 /// \endcond
 
 /// \}

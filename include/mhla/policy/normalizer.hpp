@@ -9,7 +9,7 @@
 
 #include <concepts>
 #include <mhla/core/config.hpp>
-#include <mhla/core/setting.hpp>
+#include <mhla/core/shape.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -23,8 +23,6 @@ struct NormalizerNeeds {
   // R_bp = s q_(b,p) . z_b of every block: so all blocks have one size, the same on both sides, are
   // seen by all, and have no masked token.
   bool mixed_products = false;
-
-  constexpr bool key_sums() const { return mixed_key_sums || mixed_products; }
 };
 /// \endcond
 

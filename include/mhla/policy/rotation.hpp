@@ -10,7 +10,7 @@
 #include <concepts>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/setting.hpp>
+#include <mhla/core/shape.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN

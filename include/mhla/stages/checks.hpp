@@ -13,7 +13,7 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 #include <mhla/stages/blocks.hpp>
 #include <mhla/stages/calls.hpp>
 #include <type_traits>

@@ -31,7 +31,7 @@ void take_up_summaries(const Plan<L, float>& plan, const Unit<float>& unit, cons
       const Panel<float> sums =
           whole_panel(plan.scratch[slot].pairs.summary.data, e.value_dim, e.feature_dim);
       transpose(sums, panel(saved + b * e.summary_stride(), e.feature_dim, e.value_dim));
-      round_into_half(summaries.with(b), static_cast<int>(b % 2), sums);
+      finish(summaries.half(b), sums);
     }
     if constexpr (is_causal<L>) note_finite(summaries, 2 * pair, unit.memory.finite_summaries);
   });
@@ -104,16 +104,15 @@ MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>&
     std::fill_n(grad.data, rows * MixedSummaries::stride(grad.shape), Pair{0});
   if (e.matrices == 0) return grad;
   const auto terms_of = [&](Index index) {
-    const Index matrix = index / plan.mixing_parts;
+    const RoundedRows& mixing = plan.rounded.keys;
+    const Index matrix = index / plan.rounded.parts;
     const Index of_unit = unit_matrix(plan, unit, matrix);
-    const PairedRows weights =
-        plan.transposed_mixing_of(index % plan.mixing_parts, of_unit, unit.queries.blocks);
-    return MixingTerms{PairedRows{weights.row(first), rows, weights.cols, weights.stride},
-                       mixed_gradients(plan, unit, matrix),
-                       finite_gradients(plan, unit, matrix).data,
-                       plan.transposed_scales_of(of_unit, first)};
+    return MixingTerms{
+        mixing.of(index % plan.rounded.parts, of_unit, first, rows, unit.queries.blocks),
+        mixed_gradients(plan, unit, matrix), finite_gradients(plan, unit, matrix).data,
+        mixing.scales_of(of_unit, first)};
   };
-  mix(grad, e.matrices * plan.mixing_parts, terms_of,
+  mix(grad, e.matrices * plan.rounded.parts, terms_of,
       MixedBlocks{!is_causal<L>, {first + lag_of(sight_of<L>), true}}, scratch.mixed_sums);
   return grad;
 }
@@ -151,7 +150,7 @@ struct Backward : Forward<L> {
         whole_panel(scratch.pairs.summary_gradient.data, e.value_dim, e.feature_dim);
     set_zero(nothing, cpu::mixed_gradients(plan(), unit, matrix).key_sum(i));
     if (centers != nullptr) set_zero(centers->gradients(e, matrix, i + 1).row_range(i, 1));
-    round_into_half(grad.with(i), static_cast<int>(i % 2), nothing);
+    finish(grad.half(i), nothing);
   }
   void end_block(Index matrix, Index i) const {
     if constexpr (is_causal<L>)
@@ -193,12 +192,12 @@ struct Backward : Forward<L> {
     const PairScratch& scratch = at.scratch.pairs;
     const Panel<float> sums =
         whole_panel(scratch.summary_gradient.data, e.value_dim, e.feature_dim);
-    const LeftFactor a = LeftFactor::transposed(pair_tokens(u, scratch.values));
+    const LeftFactor a = pair_tokens(u, scratch.values).transposed();
     const VnniPanel b = pair_tokens(rotated, scratch.features);
     if (last && !mixes_in_float)  // only this step rounds
-      return multiply_into_half(mixed_gradients(plan(), unit, at.matrix).with(at.block),
-                                static_cast<int>(at.block % 2), a, b, first ? Panel<float>{} : sums,
-                                prefetch);
+      return multiply(
+          mixed_gradients(plan(), unit, at.matrix).half(at.block, first ? Panel<float>{} : sums), a,
+          b, prefetch);
     multiply(sums, a, b, first ? Into::overwrite : Into::add, prefetch);
     if (!last) return;
     const Panel<float> to = cpu::mixed_gradients(plan(), unit, at.matrix).summary(at.block);
@@ -231,12 +230,9 @@ struct Backward : Forward<L> {
       add_center_gradient(*centers, static_cast<float>(operands.variant.normalizer.epsilon), u,
                           denominators, c);
   }
-  /// dz~_i (+)= Q^T c, and p_i.
-  void add_key_sum_gradient(const Tile& at, const Panel<float>& features,
-                            const Panel<const float>& u, Span<const float> c, Into into) const {
-    if (request.mixed_summaries())
-      read_out_key_sum_gradient<float>(
-          features, c, cpu::mixed_gradients(plan(), unit, at.matrix).key_sum(at.block), into);
+  /// p_i
+  void add_mean_gradient(const Tile& at, const Panel<float>& features, const Panel<const float>& u,
+                         Into into) const {
     if (centers == nullptr || !request.mixing()) return;
     const Span<float> weights{at.scratch.inverses.data, u.rows};
     row_products<float>(weights, features, Span<const float>(centers->feature));
@@ -298,8 +294,8 @@ struct Backward : Forward<L> {
   void value_gradient(const OwnKeys& k, const BlockGradient& grad,
                       const TokenRows<BFloat16>* tensor, Prefetch* prefetch) const {
     if (tensor != nullptr)
-      return multiply_into_rows(in_place(plan().tables.keys, k.tile, *tensor), k.keys,
-                                grad.not_transposed, {}, prefetch);
+      return multiply(stored_in(in_place(plan().tables.keys, k.tile, *tensor), tensor->dim, {}),
+                      k.keys, grad.not_transposed, prefetch);
     multiply(k.gradients.values, k.keys, grad.not_transposed, Into::overwrite, prefetch);
   }
 
@@ -342,15 +338,15 @@ struct Backward : Forward<L> {
       return multiply_scores(pairs.scores, keys,
                              transposed(pair_features(queries, rows), pairs.columns));
     };
-    if (request.gradients.key.wanted || request.mixing())
+    if (request.own_keys())
       add_triangle(own.rotated, scores_with(k.values, u, pairs.value_rows), q_tokens, future);
     if (request.gradients.value.wanted)
       add_triangle(own.values, scores_with(k.keys, rotated, pairs.feature_rows), u_tokens, future);
     if (k.first) return;
     const Panel<float> sums = grad_running(k, matrix);  // which an earlier tile needs
     if (starts) set_zero(sums);
-    multiply(sums.row_range(0, plan().extents.value_dim), LeftFactor::transposed(u_tokens),
-             q_tokens, Into::add);
+    multiply(sums.row_range(0, plan().extents.value_dim), u_tokens.transposed(), q_tokens,
+             Into::add);
   }
 };
 

@@ -74,8 +74,12 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
           for (const Index next : {Index{0}, half})
             ahead.add(from.data + next + cols, from.stride * Index{sizeof(Pair)},
                       cols * Index{sizeof(Pair)});
-        multiply_into_pairs(to, one.weights.range(row, rows, begin, end), from, scales_of(0), half,
-                            &ahead);
+        multiply(PairProduct{.next = half,
+                             .into = PairSums::pairs,
+                             .pairs = to.data,
+                             .pairs_stride = to.stride,
+                             .scale = scales_of(0)},
+                 one.weights.range(row, rows, begin, end), from, &ahead);
         continue;
       }
       const Panel<float> lower{sums.data, rows, cols, mixed_at_once};

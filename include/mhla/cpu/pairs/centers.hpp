@@ -53,19 +53,17 @@ void sum_up_values(const Operands<L, BFloat16>& operands, const Unit<float>& uni
   const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
   const Span<float> sum = centers.sum(b);
   std::fill_n(sum.data, sum.size, 0.0f);
-  Index tokens = 0;
+  centers.tokens[b] = static_cast<float>(block.tokens);
   for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
     const TokenTile& tile = table.tiles[t];
-    tokens += tile.tokens;
     if (is_in_place<float>(values)) {
-      add_rows(sum, in_place(table, tile, values), tile.tokens);
+      pair_functions<float>().add_rows(sum, in_place(table, tile, values), tile.tokens);
     } else {
       const Panel<float> rows = panel(scratch.values.data, tile.tokens, values.dim);
       gather<BFloat16, float>(table, tile, values, {}, rows);
-      cpu::add_rows<float>(CompensatedSum<float>{sum}, 1.0f, rows, Into::add);
+      add_rows<float>(CompensatedSum<float>{sum}, 1.0f, rows, Into::add);
     }
   }
-  centers.tokens[b] = static_cast<float>(tokens);
 }
 
 /// mu = sum / tokens, 0 where that is not finite.
@@ -89,7 +87,7 @@ inline void take_mean_of_values(const Unit<float>& unit) {
     mu = load(rounded);
   }
   pair_columns<float>(paired_rows(centers.paired_value.data, 1, centers.value.size),
-                      Rows<const float>{centers.value.data, centers.value.size});
+                      {centers.value.data, centers.value.size});
 }
 
 /// The sums of |w_j|^2 and |w_j|^4 of a block, and its tokens.
@@ -101,19 +99,20 @@ void take_moments(const Operands<L, BFloat16>& operands, const Unit<float>& unit
   const BlockSpan& block = table.blocks[unit.keys.first_block + b];
   Moments& moments = centers.moments[b];
   moments = {};
-  Index tokens = 0;
+  centers.tokens[b] = static_cast<float>(block.tokens);
   const Span<float> squares = scratch.pairs.tile;
   for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
     const TokenTile& tile = table.tiles[t];
-    tokens += tile.tokens;
     with_rows(table, tile, key_rows(unit, operands.v), scratch.values,
-              [&](const auto& rows) { row_distances(rows, tile.tokens, centers.value, squares); });
+              [&]<class Stored>(const Rows<const Stored>& rows) {
+                pair_functions_of<Stored>().row_distances(rows, tile.tokens, centers.value,
+                                                          squares.data);
+              });
     for (Index token = 0; token < tile.tokens; ++token) {
       moments.squares += squares[token];
       moments.fourths += squares[token] * squares[token];
     }
   }
-  centers.tokens[b] = static_cast<float>(tokens);
 }
 
 /// W_b, |sum_j v_j|^2, and the moments of a block.
@@ -203,37 +202,37 @@ bool is_local(const Plan<L, float>& plan, const Unit<float>& unit) {
   return !(rounded <= 1.15 * remaining);
 }
 
+/// Sums over a unit's key blocks.
+struct Totals {
+  double tokens = 0;
+  double sum_squares = 0;
+  double squares = 0;
+  double fourths = 0;
+
+  explicit Totals(const Unit<float>& unit) {
+    const Centers& centers = unit.memory.centers;
+    for (Index b = 0; b < unit.keys.blocks; ++b) {
+      tokens += static_cast<double>(centers.tokens[b]);
+      if (centers.sum_squares.size > 0) sum_squares += static_cast<double>(centers.sum_squares[b]);
+      squares += static_cast<double>(centers.moments[b].squares);
+      fourths += static_cast<double>(centers.moments[b].fourths);
+    }
+  }
+};
+
 /// Whether nothing may be rounded: if a few tokens have most of w, since errors then do not average
 /// out, or if there is one block, whose dmix cancels; or if moments are not floats that nothing has
 /// been lost of.
-inline bool are_few(const Unit<float>& unit) {
-  double tokens = 0;
-  double squares = 0;
-  double fourths = 0;
-  for (Index b = 0; b < unit.keys.blocks; ++b) {
-    const Moments& moments = unit.memory.centers.moments[b];
-    tokens += static_cast<double>(unit.memory.centers.tokens[b]);
-    squares += static_cast<double>(moments.squares);
-    fourths += static_cast<double>(moments.fourths);
-  }
-  const double enough = (std::min)(16.0, tokens / 4);
-  return unit.keys.blocks < 2 || !(fourths > 1e-30 && fourths < 1e30) ||
-         squares * squares < enough * fourths;
+inline bool are_few(const Totals& of, Index blocks) {
+  const double enough = (std::min)(16.0, of.tokens / 4);
+  return blocks < 2 || !(of.fourths > 1e-30 && of.fourths < 1e30) ||
+         of.squares * of.squares < enough * of.fourths;
 }
 
 /// Whether blocks of v have means: of independent v both sides are equal; of blocks of a token they
 /// are whatever these hold.
-inline bool may_have_block_means(const Unit<float>& unit) {
-  const Centers& centers = unit.memory.centers;
-  double tokens = 0;
-  double sums = 0;
-  double squares = 0;
-  for (Index b = 0; b < unit.keys.blocks; ++b) {
-    tokens += static_cast<double>(centers.tokens[b]);
-    sums += static_cast<double>(centers.sum_squares[b]);
-    squares += static_cast<double>(centers.moments[b].squares);
-  }
-  return tokens < 4 * static_cast<double>(unit.keys.blocks) || sums > 1.5 * squares;
+inline bool may_have_block_means(const Totals& of, Index blocks) {
+  return of.tokens < 4 * static_cast<double>(blocks) || of.sum_squares > 1.5 * of.squares;
 }
 
 /// Adds v of a tile to a row of `scratch`, from which keep_value_sum takes sum_j v_j of a block: as
@@ -251,14 +250,6 @@ struct SampledTerms {
   double tokens = 0;  // sum_b m_ib^2 sum_j |v_j|^2
   double seen = 0;    // |sum_b m_ib sum_j v_j|^2
 
-  template <class L>
-  SampledTerms(const Plan<L, float>& plan, const Unit<float>& unit) {
-    const Index rows = unit.queries.blocks;
-    const Index count = (std::min)((std::max)(Index{4}, rows / 4), rows);
-    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
-      if (count > 0) add_rows(plan, unit, matrix, count, rows / count);
-  }
-
   /// Whether values cancel in what queries see, as those of a ramp around 0 do in its mean: then
   /// the errors of m_ib S_b would show in y (and dq). Those of values with a mean of their own are
   /// relative to m_ib W_b. Of independent v both sides are equal.
@@ -266,13 +257,15 @@ struct SampledTerms {
   /// Whether queries see a mean of values, which would show in dq and dmix. Of independent v both
   /// sides are equal.
   bool have_mean() const { return !(seen <= 2 * tokens); }
-
- private:
-  // Of every step-th query block.
-  template <class L>
-  void add_rows(const Plan<L, float>& plan, const Unit<float>& unit, Index matrix, Index count,
-                Index step) {
-    const Centers& centers = unit.memory.centers;
+};
+template <class L>
+SampledTerms sample_terms(const Plan<L, float>& plan, const Unit<float>& unit) {
+  SampledTerms terms;
+  const Centers& centers = unit.memory.centers;
+  const Index blocks = unit.queries.blocks;
+  const Index count = (std::min)((std::max)(Index{4}, blocks / 4), blocks);
+  for (Index matrix = 0; matrix < plan.extents.matrices && count > 0; ++matrix) {
+    const Index step = blocks / count;  // of query blocks
     const Panel<const float> all = unit_mixing(plan, unit, matrix);
     const Panel<const float> mixing{all.row(step / 2), count, all.cols, step * all.stride};
     const Panel<float> mixed = centers.mixed(plan.extents, matrix, 0, count);
@@ -283,22 +276,22 @@ struct SampledTerms {
       float of_blocks = 0;
       float of_tokens = 0;
       for (Index b = 0; b < mixing.cols; ++b) {
-        const Moments& moments = centers.moments[b];
         row_tokens += weights[b] * centers.tokens[b];
         of_blocks += weights[b] * weights[b] * centers.sum_squares[b];
-        of_tokens += weights[b] * weights[b] * moments.squares;
+        of_tokens += weights[b] * weights[b] * centers.moments[b].squares;
       }
       add_scaled_row(mixed.row(r), row_tokens, centers.value.data, mixed.cols);
       // y and its gradients are relative to denominators.
       const float scale = normalizes<L> ? (row_tokens > 0 ? 1 / row_tokens : 0.0f) : 1.0f;
       const auto square = static_cast<double>(scale * scale);
       const Panel<const float> row = mixed.row_range(r, 1);
-      blocks += square * static_cast<double>(of_blocks);
-      tokens += square * static_cast<double>(of_tokens);
-      seen += square * static_cast<double>(inner_product<float>(row, row));
+      terms.blocks += square * static_cast<double>(of_blocks);
+      terms.tokens += square * static_cast<double>(of_tokens);
+      terms.seen += square * static_cast<double>(inner_product<float>(row, row));
     }
   }
-};
+  return terms;
+}
 
 /// Sums of columns that hold a NaN or an infinity become 0: it must not show in other columns.
 inline void drop_columns(const Panel<float>& sums) {
@@ -319,8 +312,8 @@ bool rounding_shows(const Plan<L, float>& plan, const Unit<float>& unit) {
   double squares = 0;
   double fourths = 0;
   const auto measure = [&] {
-    row_distances(Rows<const float>{sums.data, sums.stride}, sums.rows, centers.value,
-                  centers.sum_squares);
+    pair_functions_of<float>().row_distances(sums.placed(), sums.rows, centers.value,
+                                             centers.sum_squares.data);
     squares = fourths = 0;
     for (Index b = 0; b < sums.rows; ++b) {
       const auto square = static_cast<double>(centers.sum_squares[b]);
@@ -335,7 +328,7 @@ bool rounding_shows(const Plan<L, float>& plan, const Unit<float>& unit) {
   }
   if (!(fourths > 0 && fourths < 1e60)) return false;
   if (unit.keys.blocks > 1 && squares * squares < 1.5 * fourths) return true;
-  return SampledTerms(plan, unit).cancel();
+  return sample_terms(plan, unit).cancel();
 }
 
 /// Whether rounding shows in gradients without a normalizer.
@@ -360,7 +353,8 @@ bool rounding_shows_in_gradients(const Operands<L, BFloat16>& operands, const Un
     }
     keep_value_sum(centers, b, scratch.pairs);
   });
-  return are_few(unit) || (!is_causal<L> && !plan.mixes_in_float && rounding_shows(plan, unit));
+  return are_few(Totals(unit), unit.keys.blocks) ||
+         (!is_causal<L> && !plan.mixes_in_float && rounding_shows(plan, unit));
 }
 
 /// What the unit's backward pass rounds; if that is centered, mu, zeta, W and W~ are there. Without
@@ -378,9 +372,10 @@ Rounding center_unit(const Operands<L, BFloat16>& operands, const Unit<float>& u
     loop.parallel_for(1, [&](Index, Index) { take_mean_of_values(unit); });
     loop.parallel_for(
         blocks, [&](Index b, Index slot) { center_values(operands, unit, b, plan.scratch[slot]); });
-    if (are_few(unit)) return Rounding::nothing;
-    if (!may_have_block_means(unit)) {
-      const SampledTerms terms(plan, unit);
+    const Totals totals(unit);
+    if (are_few(totals, blocks)) return Rounding::nothing;
+    if (!may_have_block_means(totals, blocks)) {
+      const SampledTerms terms = sample_terms(plan, unit);
       if (!terms.cancel() && !terms.have_mean()) return Rounding::plain;
     }
     loop.parallel_for(

@@ -34,42 +34,25 @@ PairedSummaries summaries_of(const Plan<L, float>& plan, const Unit<float>& unit
   return {unit.memory.paired_summaries.data, unit.keys.blocks, plan.summary_shape()};
 }
 
-/// Where a forward state keeps the summaries of a unit that has some of a head's value columns.
-struct KeptSummaries {
-  SummaryRows<float> whole;  // of the head; no rows: nothing is kept
-  Index first_column;
-  bool alone = false;  // they are the unit's own, and nothing is rounded
-
-  void keep(Index b, const Panel<float>& sums, Index columns, Span<const float> key_sum) const {
-    Panel<float> to = whole.summary(b);
-    if (!alone) to = to.col_range(first_column, columns);
-    for (Index r = 0; r < to.rows; ++r) copy_row(to.row(r), sums.row(r), to.cols);
-    if (first_column == 0 && !alone) copy_row(whole.key_sum(b).data, key_sum.data, key_sum.size);
-  }
-};
-
 /// Sums S_b, with `centers` C_b, and z_b of one block, in float only if they are kept, have several
 /// tiles or are centered.
 template <class L>
 void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& unit, Index b,
-                     const Centers* centers, const KeptSummaries& kept,
+                     const Centers* centers, const KeptSummaries<float>& kept,
                      const SlotScratch<float>& scratch) {
   const BlockTable& table = operands.plan.tables.keys;
   const BlockSpan& block = table.blocks[unit.keys.first_block + b];
   const TokenRows<const BFloat16> keys = key_rows(unit, operands.k);
   const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
   const PairedSummaries summaries = summaries_of(operands.plan, unit);
-  const VnniPanel summary = kept.alone ? VnniPanel{} : summaries.with(b);
-  const int half = static_cast<int>(b % 2);
   const bool keeps = kept.whole.summaries.rows > 0;
   const bool not_transposed = unit.orientation == Orientation::not_transposed;
   // What rounding_shows asks for.
   const bool sums_up = not_transposed && !is_causal<L> && !kept.alone;
-  Index tokens = 0;
   const Span<float> key_sum = unit.summaries.key_sum(b);
   const Panel<float> sums =
       whole_panel(scratch.pairs.summary.data, summaries.shape.rows, summaries.shape.cols);
-  if (half == 0 && !kept.alone) summaries.clear_end(b);
+  if (b % 2 == 0 && !kept.alone) summaries.clear_end(b);
   if (block.tiles == 0) set_zero(sums, key_sum);
   for (Index i = 0; i < block.tiles; ++i) {
     const TokenTile& tile = table.tiles[block.first_tile + i];
@@ -86,39 +69,38 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
         into = Into::add;
       }
     }
-    if (sums_up) {
-      add_values(v, tile.tokens, into, scratch.pairs);
-      tokens += tile.tokens;
-    }
-    const LeftFactor a = LeftFactor::transposed(not_transposed ? k : v);
+    if (sums_up) add_values(v, tile.tokens, into, scratch.pairs);
+    const LeftFactor a = (not_transposed ? k : v).transposed();
     Prefetch next = prefetch_tile(table, unit.keys, block.first_tile + i + 1, {keys, values});
     if (!last || keeps) {
       multiply(sums, a, not_transposed ? v : k, into, &next);
     } else {
-      multiply_into_half(summary, half, a, not_transposed ? v : k,
-                         into == Into::add ? sums : Panel<float>{}, &next);
+      multiply(summaries.half(b, into == Into::add ? sums : Panel<float>{}), a,
+               not_transposed ? v : k, &next);
     }
   }
   if (sums_up) {
     const Centers& of_values = unit.memory.centers;
-    of_values.tokens[b] = static_cast<float>(tokens);
+    of_values.tokens[b] = static_cast<float>(block.tokens);
     of_values.moments[b] = {};
     if (block.tiles == 0) std::fill_n(scratch.pairs.tile.data, of_values.value.size, 0.0f);
     keep_value_sum(of_values, b, scratch.pairs);
   }
-  if ((block.tiles == 0 || keeps) && !kept.alone) round_into_half(summary, half, sums);
+  if ((block.tiles == 0 || keeps) && !kept.alone) finish(summaries.half(b), sums);
   if (keeps) kept.keep(b, sums, operands.plan.extents.value_dim, key_sum);
 }
 
 /// Notes whether the pair of summaries that block b is in is finite.
 inline void note_finite(const PairedSummaries& summaries, Index b, Span<Pair> finite) {
-  finite[b / 2] = all_finite({summaries.with(b).data, 1, summaries.stride(), 0});
+  finite[b / 2] =
+      pair_functions<float>().all_finite({summaries.with(b).data, 1, summaries.stride(), 0});
 }
 
 /// S_b, with `centers` C_b, and z_b of every key block.
 template <class L>
 void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                    const Centers* centers, const KeptSummaries& kept, const ExecutorRef& loop) {
+                    const Centers* centers, const KeptSummaries<float>& kept,
+                    const ExecutorRef& loop) {
   const Plan<L, float>& plan = operands.plan;
   loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
     for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
@@ -138,13 +120,12 @@ MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, In
   const MixedSummaries mixed{scratch.mixed.data, rows, plan.summary_shape()};
   const Index of_unit = unit_matrix(plan, unit, matrix);
   const auto terms_of = [&](Index part) {
-    const PairedRows weights =
-        plan.paired_mixing_of(part, of_unit, unit.queries.blocks, unit.keys.blocks);
-    return MixingTerms{PairedRows{weights.row(first), rows, weights.cols, weights.stride},
+    const RoundedRows& mixing = plan.rounded.queries;
+    return MixingTerms{mixing.of(part, of_unit, first, rows, unit.keys.blocks),
                        summaries_of(plan, unit), unit.memory.finite_summaries.data,
-                       plan.scales_of(of_unit, first)};
+                       mixing.scales_of(of_unit, first)};
   };
-  mix(mixed, plan.mixing_parts, terms_of,
+  mix(mixed, plan.rounded.parts, terms_of,
       MixedBlocks{!is_causal<L>, {first + 1 - lag_of(sight_of<L>)}}, scratch.mixed_sums);
   return mixed;
 }
@@ -210,8 +191,8 @@ inline VnniPanel absorb(const VnniPanel& a, const VnniPanel& b, const VnniPanel&
   const Panel<float> sums = whole_panel(scratch.summary.data, 2 * running.pairs, running.cols);
   const Panel<float> lower = sums.row_range(0, running.pairs);
   const Panel<float> upper = sums.row_range(running.pairs, running.pairs);
-  if (first) unpair(lower, upper, running);
-  multiply(sums.row_range(0, a.cols), LeftFactor::transposed(a), b, Into::add);
+  if (first) pair_functions<float>().unpair(running, lower.data, upper.data, sums.stride);
+  multiply(sums.row_range(0, a.cols), a.transposed(), b, Into::add);
   const VnniPanel sum{scratch.running.data, running.pairs, running.cols, sums.stride};
   pair_sums(sum, lower, upper);
   return sum;
@@ -276,10 +257,11 @@ struct Forward {
     const VnniPanel packed = pack_values(table, tile, values, scratch.values, scratch.pairs.values);
     own.values = panel(scratch.own.values.data, 1, values.dim);
     std::fill_n(scratch.own.values.data, values.dim, 0.0f);
-    with_rows(table, tile, values, scratch.values, [&](const auto& rows) {
-      row_distances(rows, tile.tokens, {scratch.own.values.data, values.dim},
-                    {own.scores.row(0), tile.tokens});
-    });
+    with_rows(table, tile, values, scratch.values,
+              [&]<class Stored>(const Rows<const Stored>& rows) {
+                pair_functions_of<Stored>().row_distances(
+                    rows, tile.tokens, {scratch.own.values.data, values.dim}, own.scores.row(0));
+              });
     for (Index t = 0; t < tile.tokens; ++t)
       if (!(std::isfinite)(own.scores.row(0)[t]))
         own.scores.row(0)[t] = square_of_finite(packed, t, values.dim);
@@ -309,15 +291,15 @@ struct Forward {
     const Span<float> inverses{at.scratch.inverses.data, denominators.size};
     const bool invertible = invert<float>(denominators, inverses);
     if (!is_causal_within_block<L> && invertible && is_in_place<float>(results))
-      return multiply_into_rows(in_place(table, tile, results), rotated, at.summary, inverses,
-                                &next);
+      return multiply(stored_in(in_place(table, tile, results), e.value_dim, inverses), rotated,
+                      at.summary, &next);
     const Panel<float> sums = whole_panel(scratch.tile.data, tile.tokens, e.value_dim);
     multiply(sums, rotated, at.summary, Into::overwrite, &next);
     if constexpr (is_causal_within_block<L>)
       read_out_own_tile(rotated, panel(at.scratch.rotated.data, tile.tokens, e.feature_dim), at.own,
                         scratch, sums);
     if (invertible && is_in_place<float>(results))
-      return store_sums(in_place(table, tile, results), e.value_dim, inverses, sums);
+      return finish(stored_in(in_place(table, tile, results), e.value_dim, inverses), sums);
     const Panel<float> out = sums.col_range(0, e.value_dim);
     if (!invertible) divide_rows<float>(out, denominators);
     scatter<BFloat16, float>(table, tile, out, invertible ? inverses : Span<float>{}, results,

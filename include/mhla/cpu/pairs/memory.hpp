@@ -6,9 +6,9 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cpu/extents.hpp>
 #include <mhla/cpu/kernels.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
+#include <mhla/cpu/partition.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -48,6 +48,10 @@ struct PairedSummaries {
   /// The pair that a block is in, as a matrix.                                   // [rows, cols]
   VnniPanel with(Index block) const {
     return {data + block / 2 * stride(), shape.rows, shape.cols, shape.cols};
+  }
+  /// What a block's sums, and `add` unless it is empty, become.
+  PairProduct half(Index block, const Panel<float>& add = {}) const {
+    return half_of(with(block), static_cast<int>(block % 2), add);
   }
   /// Some elements of one half of all of them: the right factor of mixing.
   //                                                                 // [pairs of blocks, count]

@@ -17,17 +17,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Pairs of rows, [pairs of terms, cols], which are read in whole vectors. Borrowed.
-struct VnniPanel {
-  Pair* data = nullptr;
-  Index pairs = 0;
-  Index cols = 0;
-  Index stride = 0;
-
-  Pair* row(Index pair) const { return data + pair * stride; }
-  VnniPanel range(Index begin, Index end) const { return {row(begin), end - begin, cols, stride}; }
-};
-/// A contiguous one for `terms` rows.
+/// A contiguous panel for `terms` rows.
 inline VnniPanel pair_panel(Pair* data, Index terms, Index cols) {
   return {data, pairs_of(terms), cols, whole_columns(cols)};
 }
@@ -37,53 +27,9 @@ inline Panel<float> whole_panel(float* data, Index rows, Index cols) {
   return panel(data, rows, whole_columns(cols));
 }
 
-/// Rows of pairs, [rows, pairs of columns]. Borrowed.
-struct PairedRows {
-  Pair* data = nullptr;
-  Index rows = 0;
-  Index cols = 0;
-  Index stride = 0;
-
-  Pair* row(Index r) const { return data + r * stride; }
-};
 inline PairedRows paired_rows(Pair* data, Index rows, Index cols) {
   return {data, rows, cols, pairs_of(cols)};
 }
-
-/// A left factor [rows, terms]: rows as they are, or the transpose of a panel.
-struct LeftFactor {
-  const Pair* data;
-  Index rows;
-  Index pairs;
-  Index row_stride;
-  Index pair_stride;
-
-  LeftFactor(const Pair* elements, Index num_rows, Index num_pairs, Index from_row, Index from_pair)
-      : data(elements),
-        rows(num_rows),
-        pairs(num_pairs),
-        row_stride(from_row),
-        pair_stride(from_pair) {}
-  LeftFactor(const PairedRows& a)  // NOLINT: the same matrix
-      : data(a.data), rows(a.rows), pairs(pairs_of(a.cols)), row_stride(a.stride), pair_stride(1) {}
-  const Pair* row(Index r) const { return data + r * row_stride; }
-  /// Some of the rows, and pairs [begin, end).
-  LeftFactor range(Index first, Index count, Index begin, Index end) const {
-    LeftFactor part = *this;
-    part.data = row(first) + begin * pair_stride;
-    part.rows = count;
-    part.pairs = end - begin;
-    return part;
-  }
-  /// One row of ones.
-  static LeftFactor ones(Index terms) {
-    static constexpr Pair one = 0x3f803f80;
-    return {&one, 1, pairs_of(terms), 0, 0};
-  }
-  static LeftFactor transposed(const VnniPanel& a) {
-    return {a.data, a.cols, a.pairs, 1, a.stride};
-  }
-};
 
 /// This machine's kernels.
 template <class T>
@@ -93,36 +39,28 @@ MHLA_OUT_OF_LINE const PairFunctions<T>& pair_functions() {
   return *functions;
 }
 
-/// to = from [rows, cols], rounded, in pairs of rows.
 template <class Stored>
-void pair_rows(const VnniPanel& to, Index rows, const Rows<const Stored>& from) {
-  const PairFunctions<float>& kernels = pair_functions<float>();
-  if constexpr (std::is_same_v<Stored, float>) {
-    kernels.pair_rows(rows, to.cols, from, to.data, to.stride);
-  } else {
-    kernels.pair_stored_rows(rows, to.cols, from, to.data, to.stride);
-  }
+const PairFunctionsOf<float, Stored>& pair_functions_of() {
+  return pair_functions<float>();
 }
 
+/// to = `rows` rows of `from`, rounded, in pairs of rows.
+template <class Stored>
+void pair_rows(const VnniPanel& to, Index rows, const Rows<const Stored>& from) {
+  pair_functions_of<Stored>().pair_rows(to, rows, from);
+}
 /// Rows in pairs of features.
 template <class Stored>
 void pair_columns(const PairedRows& to, const Rows<const Stored>& from) {
-  const PairFunctions<float>& kernels = pair_functions<float>();
-  if constexpr (std::is_same_v<Stored, float>) {
-    kernels.pair_columns(to.rows, to.cols, from, to.data, to.stride);
-  } else {
-    kernels.pair_stored_columns(to.rows, to.cols, from, to.data, to.stride);
-  }
+  pair_functions_of<Stored>().pair_columns(to, from);
 }
 
 /// to = map(from), rounded, in pairs of rows; sum += its rows unless that is empty.
 template <class Map, class Stored>
 MHLA_OUT_OF_LINE void map_pair_rows(const Map& map, const VnniPanel& to, Index rows,
                                     const Rows<const Stored>& from, Span<float> sum) {
-  with_pair_kernels<float>([&](auto kernels) {
-    kernels.template map_pair_rows<Map, Stored>(map, rows, to.cols, from, to.data, to.stride,
-                                                sum.size > 0 ? sum.data : nullptr);
-  });
+  with_pair_kernels<float>(
+      [&](auto kernels) { kernels.template map_pair_rows<Map, Stored>(map, to, rows, from, sum); });
 }
 
 /// to = scale map(from), rounded, in pairs of columns; products_r = <scale map(from_r), weights>
@@ -132,158 +70,70 @@ MHLA_OUT_OF_LINE void map_pair_columns(const Map& map, float scale, const Paired
                                        const Rows<const Stored>& from, Span<const float> weights,
                                        Span<float> products) {
   with_pair_kernels<float>([&](auto kernels) {
-    kernels.template map_pair_columns<Map, Stored>(
-        map, scale, to.rows, to.cols, from, Rows<Pair>{to.data, to.stride},
-        weights.size > 0 ? weights.data : nullptr, products.data);
+    kernels.template map_pair_columns<Map, Stored>(map, scale, to, from, weights, products);
   });
 }
 
-/// to = from^T: pairs of rows of the transpose.
-MHLA_OUT_OF_LINE inline void transpose(const VnniPanel& to, const PairedRows& from) {
-  pair_functions<float>().transpose(from.rows, pairs_of(from.cols), from.data, from.stride, to.data,
-                                    to.stride);
-}
-
-/// sum += `rows` rows of a tensor.
-MHLA_OUT_OF_LINE inline void add_rows(const Span<float>& sum, const Rows<const BFloat16>& from,
-                                      Index rows) {
-  pair_functions<float>().add_rows(rows, sum.size, from, sum.data);
-}
-
-/// squares_r = |from_r - center|^2 of `rows` rows.
-template <class Stored>
-MHLA_OUT_OF_LINE void row_distances(const Rows<Stored>& from, Index rows, Span<const float> center,
-                                    Span<float> squares) {
-  const PairFunctions<float>& kernels = pair_functions<float>();
-  if constexpr (std::is_same_v<std::remove_const_t<Stored>, float>) {
-    kernels.row_distances(rows, center.size, from, center.data, squares.data);
-  } else {
-    kernels.stored_row_distances(rows, center.size, from, center.data, squares.data);
-  }
-}
-
 /// to [cols, rows] = from [rows, cols]^T, both in pairs of their halves.
-MHLA_OUT_OF_LINE inline void turn(const VnniPanel& to, const VnniPanel& from) {
-  pair_functions<float>().turn(from.pairs, to.cols, from.cols, from.data, from.stride, to.data,
-                               to.stride);
+inline void turn(const VnniPanel& to, const VnniPanel& from) {
+  pair_functions<float>().turn(to, from);
 }
 
-/// The product of a and b, without what becomes of it.
-inline PairProduct product_of(const LeftFactor& a, const VnniPanel& b) {
-  return {.rows = a.rows,
-          .cols = whole_columns(b.cols),
-          .depth = b.pairs,
-          .a = a.data,
-          .a_row = a.row_stride,
-          .a_term = a.pair_stride,
-          .b = b.data,
-          .b_stride = b.stride};
-}
-
-MHLA_OUT_OF_LINE inline void multiply(PairProduct product) {
+/// to = a b, `to` being what becomes of the sums.
+MHLA_OUT_OF_LINE inline void multiply(PairProduct to, const LeftFactor& a, const VnniPanel& b,
+                                      Prefetch* prefetch) {
   Prefetch nothing;
-  if (product.prefetch == nullptr) product.prefetch = &nothing;
-  pair_functions<float>().multiply(product);
+  to.rows = a.rows;
+  to.cols = whole_columns(b.cols);
+  to.depth = b.pairs;
+  to.a = a.data;
+  to.a_row = a.row_stride;
+  to.a_term = a.pair_stride;
+  to.b = b.data;
+  to.b_stride = b.stride;
+  to.prefetch = prefetch == nullptr ? &nothing : prefetch;
+  pair_functions<float>().multiply(to);
 }
-
 /// sums (+)= a b
 inline void multiply(const Panel<float>& sums, const LeftFactor& a, const VnniPanel& b, Into into,
                      Prefetch* prefetch = nullptr) {
-  PairProduct product = product_of(a, b);
-  product.sums = sums.data;
-  product.sums_stride = sums.stride;
-  if (into == Into::add) product.add = sums.data;
-  product.prefetch = prefetch;
-  multiply(product);
+  multiply(PairProduct{.sums = sums.data,
+                       .sums_stride = sums.stride,
+                       .add = into == Into::add ? sums.data : nullptr},
+           a, b, prefetch);
+}
+/// to = sums
+MHLA_OUT_OF_LINE inline void finish(PairProduct to, const Panel<float>& sums) {
+  to.rows = sums.rows;
+  to.cols = sums.cols;
+  to.sums_stride = sums.stride;
+  to.add = sums.data;
+  pair_functions<float>().finish(to);
 }
 
-/// Half `half` of pairs = a b, rounded, plus `add` if that has rows. The upper half is written
-/// after the lower.
-inline void multiply_into_half(const VnniPanel& pairs, int half, const LeftFactor& a,
-                               const VnniPanel& b, const Panel<float>& add, Prefetch* prefetch) {
-  PairProduct product = product_of(a, b);
-  product.into = half == 0 ? PairSums::lower_halves : PairSums::upper_halves;
-  product.pairs = pairs.data;
-  product.pairs_stride = pairs.stride;
-  product.stored_cols = pairs.cols;
-  if (add.rows > 0) product.add = add.data;
-  product.sums_stride = add.stride;
-  product.prefetch = prefetch;
-  multiply(product);
+/// Half `half` of pairs, the upper one written after the lower, of rounded sums. `add`, if it has
+/// rows, is added to them before.
+inline PairProduct half_of(const VnniPanel& pairs, int half, const Panel<float>& add = {}) {
+  return {.into = half == 0 ? PairSums::lower_halves : PairSums::upper_halves,
+          .sums_stride = add.stride,
+          .pairs = pairs.data,
+          .pairs_stride = pairs.stride,
+          .stored_cols = pairs.cols,
+          .add = add.rows > 0 ? add.data : nullptr};
+}
+/// `cols` columns of a tensor's rows: sums, each row times its scale unless `scales` is empty,
+/// rounded.
+inline PairProduct stored_in(const Rows<BFloat16>& rows, Index cols, Span<const float> scales) {
+  return {.into = PairSums::stored,
+          .stored = rows,
+          .stored_cols = cols,
+          .scale = scales.size > 0 ? scales.data : nullptr};
 }
 
-/// pairs = a b, and a times the columns `next` further on, each row times its scale if there are
-/// any, rounded, in the lower and upper halves.
-inline void multiply_into_pairs(const VnniPanel& pairs, const LeftFactor& a, const VnniPanel& b,
-                                const float* scales, Index next, Prefetch* prefetch) {
-  PairProduct product = product_of(a, b);
-  product.into = PairSums::pairs;
-  product.scale = scales;
-  product.next = next;
-  product.pairs = pairs.data;
-  product.pairs_stride = pairs.stride;
-  product.prefetch = prefetch;
-  multiply(product);
-}
-
-/// pairs = lower and upper, rounded. Columns are whole vectors.
-MHLA_OUT_OF_LINE inline void pair_sums(const VnniPanel& pairs, const Panel<float>& lower,
-                                       const Panel<float>& upper) {
-  pair_functions<float>().pair_sums(lower.rows, lower.cols, lower.data, upper.data, lower.stride,
-                                    pairs.data, pairs.stride);
-}
-
-/// The inverse, without its rounding.
-MHLA_OUT_OF_LINE inline void unpair(const Panel<float>& lower, const Panel<float>& upper,
-                                    const VnniPanel& pairs) {
-  for (Index r = 0; r < lower.rows; ++r)
-    pair_functions<float>().unpair(lower.cols, pairs.row(r), lower.row(r), upper.row(r));
-}
-
-/// Rows of a tensor = a b, each times its scale unless `scales` is empty, rounded.
-inline void multiply_into_rows(const Rows<BFloat16>& rows, const LeftFactor& a, const VnniPanel& b,
-                               Span<const float> scales, Prefetch* prefetch) {
-  PairProduct product = product_of(a, b);
-  product.into = PairSums::stored;
-  product.stored = rows;
-  product.stored_cols = b.cols;
-  if (scales.size > 0) product.scale = scales.data;
-  product.prefetch = prefetch;
-  multiply(product);
-}
-
-/// Half `half` of pairs = sums, rounded.
-MHLA_OUT_OF_LINE inline void round_into_half(const VnniPanel& pairs, int half,
-                                             const Panel<float>& sums) {
-  PairProduct product{.rows = sums.rows,
-                      .cols = sums.cols,
-                      .into = half == 0 ? PairSums::lower_halves : PairSums::upper_halves,
-                      .sums_stride = sums.stride,
-                      .pairs = pairs.data,
-                      .pairs_stride = pairs.stride,
-                      .stored_cols = pairs.cols,
-                      .add = sums.data};
-  pair_functions<float>().finish(product);
-}
-
-/// Rows of a tensor = sums, each times its scale unless `scales` is empty, rounded.
-MHLA_OUT_OF_LINE inline void store_sums(const Rows<BFloat16>& rows, Index cols,
-                                        Span<const float> scales, const Panel<float>& sums) {
-  PairProduct product{.rows = sums.rows,
-                      .cols = sums.cols,
-                      .into = PairSums::stored,
-                      .sums_stride = sums.stride,
-                      .stored = rows,
-                      .stored_cols = cols,
-                      .scale = scales.size > 0 ? scales.data : nullptr,
-                      .add = sums.data};
-  pair_functions<float>().finish(product);
-}
-
-/// Whether no element is infinite or NaN.
-MHLA_OUT_OF_LINE inline bool all_finite(const VnniPanel& pairs) {
-  return pair_functions<float>().all_finite(pairs.pairs, whole_columns(pairs.cols), pairs.data,
-                                            pairs.stride);
+/// pairs = lower and upper, rounded, up to whole_columns.
+inline void pair_sums(const VnniPanel& pairs, const Panel<float>& lower,
+                      const Panel<float>& upper) {
+  pair_functions<float>().pair_sums(pairs, lower.data, upper.data, lower.stride);
 }
 
 /// Which terms the rows of a triangular product have: row r those before `first` + r, or (future)
@@ -321,8 +171,8 @@ inline PairedRows multiply_scores(Span<Pair> memory, const LeftFactor& a, const 
   const PairedRows scores = paired_rows(memory.data, a.rows, b.cols);
   if (b.cols % 2 != 0)
     for (Index r = 0; r < a.rows; ++r) scores.row(r)[scores.stride - 1] = 0;
-  multiply_into_rows(Rows<BFloat16>{reinterpret_cast<BFloat16*>(scores.data), 2 * scores.stride}, a,
-                     b, {}, nullptr);
+  multiply(stored_in({reinterpret_cast<BFloat16*>(scores.data), 2 * scores.stride}, b.cols, {}), a,
+           b, nullptr);
   return scores;
 }
 
@@ -359,13 +209,13 @@ MHLA_OUT_OF_LINE inline void multiply_triangle(const Panel<float>& sums, const L
 inline void add_triangle(const Panel<float>& sums, const PairedRows& scores, const VnniPanel& b,
                          Triangle triangle) {
   clear_rest(scores, triangle);
-  const bool finite = all_finite(b);
+  const bool finite = pair_functions<float>().all_finite(b);
   for (Index row = 0; row < scores.rows; row += triangle_rows) {
     const Index rows = scores.rows - row < triangle_rows ? scores.rows - row : triangle_rows;
     const Index begin = triangle.begin(row);
     const Index end = triangle.end(row, rows, b.pairs);
     const Panel<float> to = sums.row_range(row, rows);
-    const LeftFactor a = LeftFactor(scores).range(row, rows, begin, end);
+    const LeftFactor a = scores.factor().range(row, rows, begin, end);
     if (finite) {
       multiply(to, a, b.range(begin, end), Into::add);
     } else {

@@ -27,9 +27,8 @@ inline VnniPanel pack_values(const BlockTable& table, const TokenTile& tile,
                              const TokenRows<const BFloat16>& values, Span<float> buffer,
                              Span<Pair> memory) {
   const VnniPanel panel = pair_panel(memory.data, tile.tokens, values.dim);
-  with_rows(table, tile, values, buffer, [&]<class Stored>(const Rows<Stored>& rows) {
-    pair_rows<std::remove_const_t<Stored>>(panel, tile.tokens, rows);
-  });
+  with_rows(table, tile, values, buffer,
+            [&](const auto& rows) { pair_rows(panel, tile.tokens, rows); });
   return panel;
 }
 /// Rows of v, in pairs of values.
@@ -37,9 +36,7 @@ inline PairedRows pack_value_rows(const BlockTable& table, const TokenTile& tile
                                   const TokenRows<const BFloat16>& values, Span<float> buffer,
                                   Span<Pair> memory) {
   const PairedRows panel = paired_rows(memory.data, tile.tokens, values.dim);
-  with_rows(table, tile, values, buffer, [&]<class Stored>(const Rows<Stored>& rows) {
-    pair_columns<std::remove_const_t<Stored>>(panel, rows);
-  });
+  with_rows(table, tile, values, buffer, [&](const auto& rows) { pair_columns(panel, rows); });
   return panel;
 }
 
@@ -58,7 +55,7 @@ inline PairedRows pair_features(const Panel<const float>& from, Span<Pair> memor
 /// The transpose of rows in pairs of features: the same pairs, as rows.
 inline VnniPanel transposed(const PairedRows& from, Span<Pair> memory) {
   const VnniPanel panel = pair_panel(memory.data, from.cols, from.rows);
-  transpose(panel, from);
+  pair_functions<float>().transpose(panel, from);
   return panel;
 }
 

@@ -15,8 +15,8 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/block_table.hpp>
-#include <mhla/cpu/extents.hpp>
 #include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/partition.hpp>
 #include <mhla/policy/causality.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -152,6 +152,84 @@ struct Scratch {
   }
 };
 
+/// A unit's features of one kind, rotated or not. All but the first are of a backward pass, the
+/// last three of one tile of queries.
+template <class A>
+struct FeatureMemory {
+  Panel<A> transposed;    // [feature_dim, key tokens]: K^T
+  Panel<A> keys;          // [key tokens, feature_dim]: K
+  Panel<A> grad_keys;     // the same: dK
+  Panel<A> queries;       // [tile tokens, feature_dim]: Q
+  Panel<A> grad_queries;  // [ranges, tile tokens, feature_dim]: what each range adds to dQ
+  Panel<A> scores;        // [tile tokens, key tokens]: Q K^T
+
+  /// What range `index` has of them, with a tile of `rows` queries that see `seen` of its keys.
+  FeatureMemory of(const KeyRange& range, Index index, Index rows, Index seen) const {
+    if (keys.rows == 0) return {};
+    return {transposed.col_range(range.first, seen),
+            keys.row_range(range.first, range.tokens()),
+            grad_keys.row_range(range.first, range.tokens()),
+            queries.row_range(0, rows),
+            grad_queries.row_range(index * queries.rows, rows),
+            scores.row_range(0, rows).col_range(range.first, seen)};
+  }
+};
+
+/// The memory of a unit in progress: its keys and values, and backward all gradients of a kv head
+/// and one tile of queries with all keys.
+template <class A>
+struct Memory {
+  Span<KeyRange> ranges;
+  FeatureMemory<A> rotated;
+  FeatureMemory<A> unrotated;  // no rows if the normalizer has no others
+  Panel<A> values;             // [key tokens, value_dim]; backward the transpose
+  // Backward only:
+  Panel<A> grad_values;      // [key tokens, value_dim]
+  Panel<A> products;         // [tile tokens, key tokens]: G
+  Panel<A> grad_numerators;  // [tile tokens, value_dim]: U
+  Span<A> grad_outputs;      // the same: dy
+  Span<A> input;             // [tile tokens, key_dim]: of RowBuffers
+  Span<A> gradient;          // the same
+  Span<A> denominators;      // [tile tokens]; likewise:
+  Span<A> inverses;
+  Span<A> grad_denominators;
+  Span<A> by_weight;  // [key tokens]: of dmix, before they are summed over a key block
+  Panel<A> sums;      // [2, ranges, tile tokens]
+
+  MHLA_ONCE_A_CALL void lay_out(Arena& arena, const Extents& e, bool unrotated_too,
+                                bool is_backward) {
+    const Index stride = key_stride(e.key_tokens);
+    const Index max_count = max_ranges(e.key_tokens);
+    const auto take = [&](Index rows, Index cols) {
+      return panel(arena.take<A>(checked_mul(rows, cols)).data, rows, cols);
+    };
+    const auto take_features = [&](FeatureMemory<A>& of) {
+      of.transposed = take(e.feature_dim, stride);
+      if (!is_backward) return;
+      of.keys = take(e.key_tokens, e.feature_dim);
+      of.grad_keys = take(e.key_tokens, e.feature_dim);
+      of.queries = take(e.tile_tokens, e.feature_dim);
+      of.grad_queries = take(checked_mul(max_count, e.tile_tokens), e.feature_dim);
+      of.scores = take(e.tile_tokens, stride);
+    };
+    ranges = arena.take<KeyRange>(max_count);
+    take_features(rotated);
+    if (unrotated_too) take_features(unrotated);
+    values = is_backward ? take(e.value_dim, stride) : take(e.key_tokens, e.value_dim);
+    if (!is_backward) return;
+    grad_values = take(e.key_tokens, e.value_dim);
+    products = take(e.tile_tokens, stride);
+    grad_numerators = take(e.tile_tokens, e.value_dim);
+    grad_outputs = arena.take<A>(checked_mul(e.tile_tokens, e.value_dim));
+    input = arena.take<A>(checked_mul(e.tile_tokens, e.key_dim));
+    gradient = arena.take<A>(input.size);
+    for (Span<A>* const of : {&denominators, &inverses, &grad_denominators})
+      *of = arena.take<A>(e.tile_tokens);
+    by_weight = arena.take<A>(stride);
+    sums = take(checked_mul(2, max_count), e.tile_tokens);
+  }
+};
+
 /// Rows of a tile and keys of a range that see each other: all of them, or in a triangle only keys
 /// up to the row's own token.
 struct SeenPart {
@@ -162,106 +240,104 @@ struct SeenPart {
   bool triangle;
 };
 
-/// Under a causality, calls f(part) for the parts of a range that the rows of a tile see. Nothing
-/// else is multiplied, so that a NaN in a key that a query does not see does not reach it, nor the
-/// other way round.
-template <class A, Sight S, class F>
-void for_each_seen_part(const Weights<A, S>& weights, const QueryRange& tile, const KeyRange& range,
-                        const F& f) {
-  const auto part = [&](Index row, Index end_row, Index key, Index end_key, bool triangle = false) {
-    if (row < end_row && key < end_key)
-      f(SeenPart{row, end_row - row, key, end_key - key, triangle});
-  };
-  const Index rows = tile.end - tile.first;
-  if constexpr (S == Sight::past_tokens) {
-    const Index own = std::clamp(tile.first, range.first, range.end);
-    const Index end = std::clamp(tile.end, range.first, range.end);
-    part(0, rows, 0, own - range.first);
-    part(own - tile.first, end - tile.first, own - range.first, end - range.first, true);
-    part(end - tile.first, rows, own - range.first, end - range.first);
-  } else {
-    const Index by_all =
-        weights.seen(tile.first, weights.block_of(tile.first), range);  // and later rows see more
-    part(0, rows, 0, by_all);
+/// A tile of queries with a range of keys: its scores are [rows, keys of the range].
+template <class A, Sight S>
+struct ScoreTile {
+  const Weights<A, S>& weights;
+  QueryRange tile;
+  const KeyRange& range;
+
+  /// How many keys the last row sees, and so any.
+  Index seen() const { return weights.seen(tile.end - 1, weights.block_of(tile.end - 1), range); }
+
+  /// Calls f(row, keys, w) for every row, which sees the first `keys` keys, by the weights w, in
+  /// the matrix or in `buffer`.
+  template <class F>
+  void for_each_row(Span<A> buffer, const F& f) const {
     weights.for_each_block(tile, [&](Index i, Index first, Index end) {
-      part(first - tile.first, end - tile.first, by_all, weights.seen(first, i, range));
+      const A* const w = weights.of(i, range, buffer.data);
+      for (Index x = first; x < end; ++x) f(x - tile.first, weights.seen(x, i, range), w);
     });
   }
-}
 
-template <class A>
-Panel<A> part_of(const Panel<A>& scores, const SeenPart& part) {
-  return scores.row_range(part.row, part.rows).col_range(part.key, part.keys);
-}
-
-/// rows (+)= scores keys over what is seen; `square` has room for a tile's triangle.
-//                                                                              // [rows, columns]
-template <class A, Sight S>
-void multiply_keys(const Weights<A, S>& weights, const QueryRange& tile, const KeyRange& range,
-                   const Panel<A>& scores, const Panel<const A>& keys, const Panel<A>& rows,
-                   Into into, Span<A> square) {
-  if constexpr (S == Sight::all) {
-    multiply(rows, scores, keys, into);
-  } else {
-    if (into == Into::overwrite) set_zero(rows);
-    for_each_seen_part(weights, tile, range, [&](const SeenPart& part) {
-      const Panel<A> to = rows.row_range(part.row, part.rows);
-      const Panel<const A> from = keys.row_range(part.key, part.keys);
-      if (!part.triangle) return multiply(to, part_of(scores, part), from, Into::add);
-      if constexpr (S == Sight::past_tokens) {
-        const Panel<A> transposed = panel(square.data, part.keys, part.rows);
-        transpose<A>(transposed, part_of(scores, part));
-        multiply_lower(to, transposed, from, Into::add);
-      }
-    });
-  }
-}
-
-/// keys (+)= scores^T rows over what is seen.                            // [range tokens, columns]
-template <class A, Sight S>
-void multiply_rows(const Weights<A, S>& weights, const QueryRange& tile, const KeyRange& range,
-                   const Panel<A>& scores, const Panel<const A>& rows, const Panel<A>& keys,
-                   Into into) {
-  if constexpr (S == Sight::all) {
-    multiply_left_transposed(keys, scores, rows, into);
-  } else {
-    if (into == Into::overwrite) set_zero(keys);
-    for_each_seen_part(weights, tile, range, [&](const SeenPart& part) {
-      const Panel<A> to = keys.row_range(part.key, part.keys);
-      const Panel<const A> from = rows.row_range(part.row, part.rows);
-      if (!part.triangle)
-        return multiply_left_transposed(to, part_of(scores, part), from, Into::add);
-      if constexpr (S == Sight::past_tokens)
-        multiply_lower_transposed(to, part_of(scores, part), from, Into::add);
-    });
-  }
-}
-
-/// w o scores, in place; adds the sum of row x to sums_x.
-template <class A, Sight S>
-MHLA_OUT_OF_LINE void weigh(const Weights<A, S>& weights, const QueryRange& tile,
-                            const KeyRange& range, const Panel<A>& scores, Span<A> buffer,
-                            Span<A> sums) {
-  A (*weigh_row)(Index, const A*, A*) = nullptr;
-  with_kernels<A>([&](auto kernels) { weigh_row = kernels.weigh; });
-  weights.for_each_block(tile, [&](Index i, Index first, Index end) {
-    if (weights.seen(end - 1, i, range) == 0) return;
-    const A* const w = weights.of(i, range, buffer.data);
-    for (Index x = first; x < end; ++x) {
-      const Index row = x - tile.first;
-      const A sum = weigh_row(weights.seen(x, i, range), w, scores.row(row));
-      if (sums.size > 0) sums[row] += sum;
+  /// Under a causality, calls f(part) for the parts that see each other. Nothing else is
+  /// multiplied, so that a NaN in a key that a query does not see does not reach it, nor the other
+  /// way round.
+  template <class F>
+  void for_each_part(const F& f) const {
+    const auto part = [&](Index row, Index end_row, Index key, Index end_key,
+                          bool triangle = false) {
+      if (row < end_row && key < end_key)
+        f(SeenPart{row, end_row - row, key, end_key - key, triangle});
+    };
+    const Index rows = tile.end - tile.first;
+    if constexpr (S == Sight::past_tokens) {
+      const Index own = std::clamp(tile.first, range.first, range.end);
+      const Index end = std::clamp(tile.end, range.first, range.end);
+      part(0, rows, 0, own - range.first);
+      part(own - tile.first, end - tile.first, own - range.first, end - range.first, true);
+      part(end - tile.first, rows, own - range.first, end - range.first);
+    } else {
+      const Index by_all =
+          weights.seen(tile.first, weights.block_of(tile.first), range);  // and later rows see more
+      part(0, rows, 0, by_all);
+      weights.for_each_block(tile, [&](Index i, Index first, Index end) {
+        part(first - tile.first, end - tile.first, by_all, weights.seen(first, i, range));
+      });
     }
-  });
-}
+  }
 
-/// A unit's keys and values.
+  /// result (+)= scores from, or scores^T from, over what is seen. Not transposed, `square` has
+  /// room for a tile's triangle.                              // [tile tokens, or range tokens,
+  /// columns]
+  template <bool Transposed>
+  void multiply_seen(const Panel<A>& result, const Panel<A>& scores, const Panel<const A>& from,
+                     Into into, Span<A> square = {}) const {
+    const auto multiply_part = [](const Panel<A>& to, const Panel<A>& part,
+                                  const Panel<const A>& factor, Into add) {
+      if constexpr (Transposed) return multiply_left_transposed(to, part, factor, add);
+      return multiply(to, part, factor, add);
+    };
+    if constexpr (S == Sight::all) {
+      multiply_part(result, scores, from, into);
+    } else {
+      if (into == Into::overwrite) set_zero(result);
+      for_each_part([&](const SeenPart& part) {
+        const Panel<A> seen = scores.row_range(part.row, part.rows).col_range(part.key, part.keys);
+        const Panel<A> to = Transposed ? result.row_range(part.key, part.keys)
+                                       : result.row_range(part.row, part.rows);
+        const Panel<const A> factor =
+            Transposed ? from.row_range(part.row, part.rows) : from.row_range(part.key, part.keys);
+        if (!part.triangle) return multiply_part(to, seen, factor, Into::add);
+        if constexpr (S == Sight::past_tokens && Transposed) {
+          multiply_lower_transposed(to, seen, factor, Into::add);
+        } else if constexpr (S == Sight::past_tokens) {
+          const Panel<A> transposed = panel(square.data, part.keys, part.rows);
+          transpose<A>(transposed, seen);
+          multiply_lower(to, transposed, factor, Into::add);
+        }
+      });
+    }
+  }
+
+  /// w o scores, in place; adds the sum of row x to sums_x.
+  MHLA_OUT_OF_LINE void weigh(const Panel<A>& scores, Span<A> buffer, Span<A> sums) const {
+    A (*weigh_row)(Index, const A*, A*) = nullptr;
+    with_kernels<A>([&](auto kernels) { weigh_row = kernels.weigh; });
+    for_each_row(buffer, [&](Index row, Index keys, const A* w) {
+      const A sum = weigh_row(keys, w, scores.row(row));
+      if (sums.size > 0) sums[row] += sum;
+    });
+  }
+};
+
+/// A unit's keys and values in a forward pass.
 template <class A>
 struct KeyPanels {
   Span<const KeyRange> ranges;
-  Panel<const A> transposed;            // [feature_dim, key tokens]: K^r
-  Panel<const A> unrotated_transposed;  // the same of K; no rows if the normalizer has no others
-  Panel<const A> values;                // [key tokens, value_dim]; backward transposed
+  Panel<const A> rotated;    // [feature_dim, key tokens]: K^r, transposed
+  Panel<const A> unrotated;  // the same of K; no rows if the normalizer has no others
+  Panel<const A> values;     // [key tokens, value_dim]
 };
 
 /// num and, before epsilon, den of a tile of queries: den has no elements without a normalizer.
@@ -272,10 +348,10 @@ MHLA_ONCE_A_CALL void read_out_scores(const Weights<A, S>& weights, const QueryR
                                       const Panel<A>& numerators, Span<A> denominators) {
   if (keys.ranges.size == 0) set_zero(numerators);
   std::fill_n(denominators.data, denominators.size, A(0));
-  const bool same = keys.unrotated_transposed.rows == 0;
-  const Index last = weights.block_of(tile.end - 1);
+  const bool same = keys.unrotated.rows == 0;
   for (const KeyRange& range : keys.ranges) {
-    const Index seen = weights.seen(tile.end - 1, last, range);
+    const ScoreTile<A, S> at{weights, tile, range};
+    const Index seen = at.seen();
     if (seen == 0) break;
     const auto scores_of = [&](const Panel<const A>& rows, const Panel<const A>& columns,
                                Span<A> memory) {
@@ -284,12 +360,13 @@ MHLA_ONCE_A_CALL void read_out_scores(const Weights<A, S>& weights, const QueryR
       return scores;
     };
     if (!same)
-      weigh(weights, tile, range, scores_of(features, keys.unrotated_transposed, scratch.unrotated),
-            scratch.weights, denominators);
-    const Panel<A> scores = scores_of(rotated, keys.transposed, scratch.scores);
-    weigh(weights, tile, range, scores, scratch.weights, same ? denominators : Span<A>{});
-    multiply_keys<A>(weights, tile, range, scores, keys.values.row_range(range.first, seen),
-                     numerators, range.first == 0 ? Into::overwrite : Into::add, scratch.square);
+      at.weigh(scores_of(features, keys.unrotated, scratch.unrotated), scratch.weights,
+               denominators);
+    const Panel<A> scores = scores_of(rotated, keys.rotated, scratch.scores);
+    at.weigh(scores, scratch.weights, same ? denominators : Span<A>{});
+    at.template multiply_seen<false>(numerators, scores, keys.values.row_range(range.first, seen),
+                                     range.first == 0 ? Into::overwrite : Into::add,
+                                     scratch.square);
   }
 }
 

@@ -10,7 +10,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/policy/causality.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
