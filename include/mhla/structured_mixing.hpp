@@ -189,13 +189,12 @@ std::vector<double> initial_values(const A& attention, Index rows, Index columns
   }
   const MixingLayout layout = layout_of(attention, blocks, blocks);
   attention.mixing.require_parameters(layout, rows, columns);
-  const auto grid_of = [](const Index* along) {
-    return Grid{{along[0], along[1], along[2]}, {1, 1, 1}};
-  };
+  const auto [query_grid, key_grid] =
+      mixing_matrix::grids_without_tokens(attention, blocks, blocks);
   std::vector<double> dense(
       mixing_fit::at(checked_mul(layout.query_blocks(), layout.key_blocks())));
-  mhla::initialize(make_view(dense.data(), layout.query_blocks(), layout.key_blocks()),
-                   grid_of(layout.queries), grid_of(layout.keys), options);
+  mhla::initialize(make_view(dense.data(), layout.query_blocks(), layout.key_blocks()), query_grid,
+                   key_grid, options);
   return fitted<T>(attention.mixing, layout, rows, dense, {.projected = true}).parameters;
 }
 

@@ -17,15 +17,6 @@ namespace reference {
 /// \cond INTERNAL
 // Every m_ij is a sum of terms, each a product of entries of mix: for_each_term(...) calls
 // term(factors) for each term, and factors(visit) calls visit(row, column) for each factor.
-template <class Visit>
-void for_each_factor(const RecurrentMixing& mixing, Index rows, Index i, Index j, Index r,
-                     const Visit& visit) {
-  const auto row = [&](Index block) { return rows == 1 ? 0 : block; };
-  visit(row(i), 1 + r);                                                         // a_ir
-  for (Index k = j + 2; k <= i; ++k) visit(row(k), 1 + 2 * mixing.states + r);  // g_kr
-  visit(row(j + 1), 1 + mixing.states + r);                                     // b_(j+1)r
-}
-
 template <class Term>
 void for_each_term(const DenseMixing&, const Problem&, const Index (&)[2], Index i, Index j,
                    const Term& term) {
@@ -35,9 +26,14 @@ template <class Term>
 void for_each_term(const RecurrentMixing& mixing, const Problem&, const Index (&extent)[2], Index i,
                    Index j, const Term& term) {
   if (i < j) return;
-  if (i == j) return term([&](const auto& visit) { visit(extent[0] == 1 ? 0 : i, 0); });
+  const auto row = [&](Index block) { return extent[0] == 1 ? 0 : block; };
+  if (i == j) return term([&](const auto& visit) { visit(row(i), 0); });
   for (Index r = 0; r < mixing.states; ++r)
-    term([&](const auto& visit) { for_each_factor(mixing, extent[0], i, j, r, visit); });
+    term([&](const auto& visit) {
+      visit(row(i), 1 + r);                                                         // a_ir
+      for (Index k = j + 2; k <= i; ++k) visit(row(k), 1 + 2 * mixing.states + r);  // g_kr
+      visit(row(j + 1), 1 + mixing.states + r);                                     // b_(j+1)r
+    });
 }
 template <class Term>
 void for_each_term(const SeparableMixing& mixing, const Problem& problem, const Index (&extent)[2],

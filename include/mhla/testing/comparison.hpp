@@ -75,16 +75,6 @@ struct Comparison {
   }
 };
 
-/// \cond INTERNAL
-// Equal infinities are equal; a NaN is as far as can be.
-template <class Wide>
-Wide error_of(Wide got, Wide want) {
-  const Wide error = got == want ? Wide(0) : (std::abs)(got - want);
-  return error <= (std::numeric_limits<Wide>::max)() ? error
-                                                     : std::numeric_limits<Wide>::infinity();
-}
-/// \endcond
-
 /// Compares two tensors of equal extents. The maximum is relative to `scale` or, without one, to
 /// the RMS of `expected`. Differences are taken in double, or in a wider type of either tensor.
 /// \throws ShapeError if extents differ.
@@ -93,43 +83,45 @@ Comparison<Rank> compare(const TensorView<T, Rank>& actual, const TensorView<U, 
                          double scale = std::numeric_limits<double>::quiet_NaN()) {
   using Wide = std::common_type_t<decltype(load(std::declval<T>())),
                                   decltype(load(std::declval<U>())), double>;
+  // Equal infinities are equal; a NaN is as far as can be.
+  const auto for_each = [&](const auto& f) {
+    for_each_element(
+        [&](const T& got_stored, const U& want_stored) {
+          const Wide got = static_cast<Wide>(load(got_stored));
+          const Wide want = static_cast<Wide>(load(want_stored));
+          const Wide error = got == want ? Wide(0) : (std::abs)(got - want);
+          f(got, want,
+            error <= (std::numeric_limits<Wide>::max)() ? error
+                                                        : std::numeric_limits<Wide>::infinity());
+        },
+        actual, expected);
+  };
   Comparison<Rank> result;
   Wide largest_error = 0;
   Wide largest_expected = 0;
   Index number = 0;
   Index worst_number = 0;
-  for_each_element(
-      [&](const T& got_stored, const U& want_stored) {
-        const Wide got = static_cast<Wide>(load(got_stored));
-        const Wide want = static_cast<Wide>(load(want_stored));
-        const Wide error = error_of(got, want);
-        largest_error = (std::max)(largest_error, error);
-        if ((std::isfinite)(want))
-          largest_expected = (std::max)(largest_expected, (std::abs)(want));
-        if (static_cast<double>(error) > result.max_error || number == 0) {
-          result.max_error = static_cast<double>(error);
-          result.worst_actual = static_cast<double>(got);
-          result.worst_expected = static_cast<double>(want);
-          worst_number = number;
-        }
-        ++number;
-      },
-      actual, expected);
+  for_each([&](Wide got, Wide want, Wide error) {
+    largest_error = (std::max)(largest_error, error);
+    if ((std::isfinite)(want)) largest_expected = (std::max)(largest_expected, (std::abs)(want));
+    if (static_cast<double>(error) > result.max_error || number == 0) {
+      result.max_error = static_cast<double>(error);
+      result.worst_actual = static_cast<double>(got);
+      result.worst_expected = static_cast<double>(want);
+      worst_number = number;
+    }
+    ++number;
+  });
   if (number == 0) return result;
 
   const Wide error_scale = square_scale(largest_error);
   const Wide expected_scale = square_scale(largest_expected);
   Wide error_squares = 0;
   Wide expected_squares = 0;
-  for_each_element(
-      [&](const T& got, const U& want_stored) {
-        const Wide want = static_cast<Wide>(load(want_stored));
-        const Wide error = error_of(static_cast<Wide>(load(got)), want) / error_scale;
-        error_squares += error * error;
-        if ((std::isfinite)(want))
-          expected_squares += want / expected_scale * (want / expected_scale);
-      },
-      actual, expected);
+  for_each([&](Wide, Wide want, Wide error) {
+    error_squares += error / error_scale * (error / error_scale);
+    if ((std::isfinite)(want)) expected_squares += want / expected_scale * (want / expected_scale);
+  });
   const auto rms_of = [&](Wide squares, Wide unit) {
     return static_cast<double>(unit * std::sqrt(squares / static_cast<Wide>(number)));
   };
