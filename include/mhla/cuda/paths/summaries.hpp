@@ -18,7 +18,6 @@
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/roofline.hpp>
 #include <mhla/cuda/tables.hpp>
-#include <mhla/policy/problem.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
