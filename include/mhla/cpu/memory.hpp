@@ -173,12 +173,9 @@ struct SummaryRows {
 template <class A>
 struct UnitMemory {
   Span<A> summaries;  // [key blocks] of SummaryRows: S, then z
-  // Instead of S and of dS~, with Precision::fast, of PairedSummaries; and whether each pair is
-  // finite:
+  // Instead of S and of dS~, with Precision::fast, of PairedSummaries:
   Span<Pair> paired_summaries;   // [pairs of key blocks]
   Span<Pair> paired_gradients;   // [matrices, pairs of query blocks]
-  Span<Pair> finite_summaries;   // [pairs of key blocks]
-  Span<Pair> finite_gradients;   // [matrices, pairs of query blocks]
   Centers centers;               // not of a causal forward pass
   Span<A> grad_mixed_summaries;  // [matrices, query blocks, feature_dim * value_dim]: dS~
   Span<A> grad_mixed_key_sums;   // [matrices, query blocks, feature_dim]: dz~
@@ -217,14 +214,11 @@ struct UnitMemory {
     } else if (in_pairs && !needs.mixes_in_float) {
       const SummaryShape shape = paired_summary(e, needs.backward);
       paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
-      finite_summaries = arena.take<Pair>(pairs_of(e.key_blocks));
       if (needs.backward || !needs.own_tiles)
         centers = Centers(arena, e, !needs.own_tiles, needs.backward && needs.normalizer());
-      if (needs.backward) {
+      if (needs.backward)
         paired_gradients =
             arena.take<Pair>(checked_mul(e.matrices, PairedSummaries::size(shape, e.query_blocks)));
-        finite_gradients = arena.take<Pair>(checked_mul(e.matrices, pairs_of(e.query_blocks)));
-      }
     }
     if (needs.factored()) {
       mixing_products = arena.take<MixingProduct>(needs.mixing_products);

@@ -104,12 +104,6 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
   if (keeps) kept.keep(b, sums, operands.plan.extents.value_dim, key_sum);
 }
 
-/// Notes whether the pair of summaries that block b is in is finite.
-inline void note_finite(const PairedSummaries& summaries, Index b, Span<Pair> finite) {
-  finite[b / 2] =
-      pair_functions<float>().all_finite({summaries.with(b).data, 1, summaries.stride(), 0});
-}
-
 /// S_b, with `centers` C_b, and z_b of every key block.
 template <class L>
 void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
@@ -119,8 +113,7 @@ void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& un
     for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
       summarize_block(operands, unit, b, centers, kept, plan.scratch[slot]);
     if constexpr (is_causal<L>)
-      if (!kept.alone)
-        note_finite(summaries_of(plan, unit), 2 * pair, unit.memory.finite_summaries);
+      if (!kept.alone) summaries_of(plan, unit).note_finite(2 * pair);
   });
 }
 
@@ -133,11 +126,9 @@ MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, In
   const MixedSummaries mixed{scratch.mixed.data, rows, plan.summary_shape()};
   const Index of_unit = unit_matrix(plan, unit, matrix);
   const auto terms_of = [&](Index part) {
-    const PairedRows weights =
-        plan.paired_mixing_of(part, of_unit, unit.queries.blocks, unit.keys.blocks);
-    return MixingTerms{PairedRows{weights.row(first), rows, weights.cols, weights.stride},
-                       summaries_of(plan, unit), unit.memory.finite_summaries.data,
-                       plan.scales_of(of_unit, first)};
+    return MixingTerms{plan.paired_mixing_of(part, of_unit, unit.queries.blocks, unit.keys.blocks)
+                           .row_range(first, rows),
+                       summaries_of(plan, unit), plan.scales_of(of_unit, first)};
   };
   mix(mixed, plan.mixing_parts, terms_of,
       MixedBlocks{!is_causal<L>, {first + 1 - lag_of(sight_of<L>)}}, scratch.mixed_sums);

@@ -24,8 +24,7 @@ inline Span<const BlockSpan> blocks_of(const BlockTable& table, const SequenceSp
 /// The tiles of a sequence.
 inline Span<const TokenTile> tiles_of(const BlockTable& table, const SequenceSpan& sequence) {
   if (sequence.blocks == 0) return {};
-  const BlockSpan& all = table.blocks[sequence.first_block];
-  return {table.tiles.data + all.first_tile, all.tiles};
+  return table.tiles_of(table.blocks[sequence.first_block]);
 }
 
 /// A unit at work on the quadratic path.

@@ -230,16 +230,6 @@ struct Memory {
   }
 };
 
-/// Rows of a tile and keys of a range that see each other: all of them, or in a triangle only keys
-/// up to the row's own token.
-struct SeenPart {
-  Index row;
-  Index rows;
-  Index key;
-  Index keys;
-  bool triangle;
-};
-
 /// A tile of queries with a range of keys: its scores are [rows, keys of the range].
 template <class A, Sight S>
 struct ScoreTile {
@@ -260,15 +250,14 @@ struct ScoreTile {
     });
   }
 
-  /// Under a causality, calls f(part) for the parts that see each other. Nothing else is
-  /// multiplied, so that a NaN in a key that a query does not see does not reach it, nor the other
-  /// way round.
+  /// Under a causality, calls f(row, rows, key, keys, triangle) for the parts that see each other:
+  /// all of one, or in a triangle only keys up to the row's own token. Nothing else is multiplied,
+  /// so that a NaN in a key that a query does not see does not reach it, nor the other way round.
   template <class F>
   void for_each_part(const F& f) const {
     const auto part = [&](Index row, Index end_row, Index key, Index end_key,
                           bool triangle = false) {
-      if (row < end_row && key < end_key)
-        f(SeenPart{row, end_row - row, key, end_key - key, triangle});
+      if (row < end_row && key < end_key) f(row, end_row - row, key, end_key - key, triangle);
     };
     const Index rows = tile.end - tile.first;
     if constexpr (S == Sight::past_tokens) {
@@ -288,8 +277,8 @@ struct ScoreTile {
   }
 
   /// result (+)= scores from, or scores^T from, over what is seen. Not transposed, `square` has
-  /// room for a tile's triangle.                              // [tile tokens, or range tokens,
-  /// columns]
+  /// room for a tile's triangle.
+  //                                                        // [tile or range tokens, columns]
   template <bool Transposed>
   void multiply_seen(const Panel<A>& result, const Panel<A>& scores, const Panel<const A>& from,
                      Into into, Span<A> square = {}) const {
@@ -302,17 +291,16 @@ struct ScoreTile {
       multiply_part(result, scores, from, into);
     } else {
       if (into == Into::overwrite) set_zero(result);
-      for_each_part([&](const SeenPart& part) {
-        const Panel<A> seen = scores.row_range(part.row, part.rows).col_range(part.key, part.keys);
-        const Panel<A> to = Transposed ? result.row_range(part.key, part.keys)
-                                       : result.row_range(part.row, part.rows);
+      for_each_part([&](Index row, Index rows, Index key, Index keys, bool triangle) {
+        const Panel<A> seen = scores.row_range(row, rows).col_range(key, keys);
+        const Panel<A> to = Transposed ? result.row_range(key, keys) : result.row_range(row, rows);
         const Panel<const A> factor =
-            Transposed ? from.row_range(part.row, part.rows) : from.row_range(part.key, part.keys);
-        if (!part.triangle) return multiply_part(to, seen, factor, Into::add);
+            Transposed ? from.row_range(row, rows) : from.row_range(key, keys);
+        if (!triangle) return multiply_part(to, seen, factor, Into::add);
         if constexpr (S == Sight::past_tokens && Transposed) {
           multiply_lower_transposed(to, seen, factor, Into::add);
         } else if constexpr (S == Sight::past_tokens) {
-          const Panel<A> transposed = panel(square.data, part.keys, part.rows);
+          const Panel<A> transposed = panel(square.data, keys, rows);
           transpose<A>(transposed, seen);
           multiply_lower(to, transposed, factor, Into::add);
         }
