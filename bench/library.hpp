@@ -7,7 +7,7 @@
 #include <functional>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/policy/precision.hpp>
+#include <mhla/policy/variant.hpp>
 
 #include "shapes.hpp"
 #include "tensors.hpp"

@@ -12,9 +12,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/block_mixing.hpp>
-#include <mhla/cpu/block_summary.hpp>
 #include <mhla/cpu/gemm.hpp>
-#include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/rotation_table.hpp>

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/feature_map.hpp>
 #include <string>
 #include <vector>
@@ -35,6 +36,34 @@ inline constexpr Word<RotationName> rotations[] = {{"none", RotationName::none},
                                                    {"wan_3d", RotationName::wan_3d},
                                                    {"axial_1d", RotationName::axial_1d},
                                                    {"axial_2d", RotationName::axial_2d}};
+
+/// Calls f with the library's map; `epsilon` of Relu and SquaredRelu, `nu` of Dpfp, `projection`
+/// [features, key_dim] of Favor.
+template <class T, class F>
+auto with_feature_map(FeatureMapName name, double epsilon, Index nu,
+                      const mhla::TensorView<const T, 2>& projection, const F& f) {
+  switch (name) {
+    case FeatureMapName::relu:
+      return f(mhla::Relu{epsilon});
+    case FeatureMapName::elu1:
+      return f(mhla::EluPlusOne{});
+    case FeatureMapName::exp:
+      return f(mhla::Exp{});
+    case FeatureMapName::sqrelu:
+      return f(mhla::SquaredRelu{epsilon});
+    case FeatureMapName::softmax:
+      return f(mhla::Softmax{});
+    case FeatureMapName::hedgehog:
+      return f(mhla::Hedgehog{});
+    case FeatureMapName::dpfp:
+      return f(mhla::Dpfp{nu});
+    case FeatureMapName::favor:
+      return f(mhla::Favor<T>{projection});
+    case FeatureMapName::identity:
+      break;
+  }
+  return f(mhla::Identity{});
+}
 
 /// Every key of such a case.
 inline std::vector<Key> attention_keys() {

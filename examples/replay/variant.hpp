@@ -28,27 +28,7 @@ struct ChosenMap {
   /// Calls f with the map itself.
   template <class F>
   auto with_map(const F& f) const {
-    switch (name) {
-      case FeatureMapName::relu:
-        return f(mhla::Relu{epsilon});
-      case FeatureMapName::elu1:
-        return f(mhla::EluPlusOne{});
-      case FeatureMapName::exp:
-        return f(mhla::Exp{});
-      case FeatureMapName::sqrelu:
-        return f(mhla::SquaredRelu{epsilon});
-      case FeatureMapName::softmax:
-        return f(mhla::Softmax{});
-      case FeatureMapName::hedgehog:
-        return f(mhla::Hedgehog{});
-      case FeatureMapName::dpfp:
-        return f(mhla::Dpfp{nu});
-      case FeatureMapName::favor:
-        return f(mhla::Favor<T>{favor_projection});
-      case FeatureMapName::identity:
-        break;
-    }
-    return f(mhla::Identity{});
+    return with_feature_map(name, epsilon, nu, favor_projection, f);
   }
 
   Index feature_dim(Index key_dim) const {

@@ -48,7 +48,6 @@
 #include <mhla/cpu/cpu_plan.hpp>
 #include <mhla/cpu/explain.hpp>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/eigen/forward_evaluator.hpp>
 #include <mhla/eigen/forward_op.hpp>
 #include <mhla/eigen/gradient_op.hpp>
 #include <mhla/eigen/matrix_views.hpp>

@@ -4,8 +4,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <initializer_list>
 #include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
@@ -24,7 +22,6 @@
 #include <mhla/distributed/shares.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/block_list.hpp>
-#include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/sums_layout.hpp>
@@ -35,35 +32,6 @@ MHLA_NAMESPACE_BEGIN
 
 /// \addtogroup distributed
 /// \{
-
-/// \cond INTERNAL
-// What SequenceParallel does besides stages, found by argument-dependent lookup.
-template <class V, class T, class From, class To, int Rank>
-void copy_tensor(const CudaStages<V, T>&, const CudaDevice& device,
-                 const TensorView<From, Rank>& from, const TensorView<To, Rank>& to) {
-  CudaStages<V, T>::Kernels::copy_tensor(device, from, to);
-}
-template <class V, class T, class A>
-void clear_tensor(const CudaStages<V, T>&, const CudaDevice& device,
-                  const TensorView<A, 3>& tensor) {
-  CudaStages<V, T>::Kernels::clear_tensor(device, tensor);
-}
-template <class V, class T, class A>
-void clear_tensor(const CudaStages<V, T>& stages, const CudaDevice& device,
-                  const TensorView<A, 2>& rows) {
-  clear_tensor(stages, device, TensorView<A, 3>(rows));
-}
-template <class V, class T, class A>
-void round_rows(const CudaStages<V, T>&, const CudaDevice& device, const SumsLayout& of,
-                const TensorView<A, 2>& rows, std::byte* to) {
-  CudaStages<V, T>::Kernels::round_rows(device, of, rows, to);
-}
-template <class V, class T, class A>
-void widen_rows(const CudaStages<V, T>&, const CudaDevice& device, const SumsLayout& of,
-                const std::byte* from, const TensorView<A, 2>& rows) {
-  CudaStages<V, T>::Kernels::widen_rows(device, of, from, rows);
-}
-/// \endcond
 
 /// SequenceParallel of tensors of T in device memory: its calls take a CudaDevice in place of an
 /// executor, views and a workspace of device memory, and run in stream order on
@@ -86,12 +54,12 @@ SequenceParallel<CudaStages<V, T>, C> cuda_sequence_parallel(const V& attention,
 template <AttentionVariant V, StorageScalar T>
 class CudaHeads {
   using A = Accumulator<T>;
-  using Kernels = cuda::HeadKernels<T>;
 
  public:
   using Variant = V;
   using Scalar = T;
   using Tokens = GridPart;
+  using Kernels = cuda::HeadKernels<T>;
   static constexpr Borrowed compared = Borrowed::nothing;
   template <class E>
   static constexpr bool runs_on = std::is_convertible_v<const E*, const CudaDevice*>;
@@ -103,23 +71,6 @@ class CudaHeads {
   static Tokens tokens(const List& list, const BlockRange& blocks) {
     return part_of(list, blocks);
   }
-  static void pack(const CudaDevice& device, const TensorView<T, 4>& x, const Tokens* tokens,
-                   T* message) {
-    Kernels::pack(device, x, tokens == nullptr ? all_of(x) : *tokens, message);
-  }
-  static void unpack(const CudaDevice& device, T* message, const TensorView<T, 4>& x,
-                     const Tokens* tokens, Update update) {
-    Kernels::unpack(device, message, x, tokens == nullptr ? all_of(x) : *tokens, update);
-  }
-  static void copy(const CudaDevice& device, const TensorView<const A, 3>& from,
-                   const TensorView<A, 3>& to) {
-    Kernels::copy(device, from, to);
-  }
-  static void set_zero(const CudaDevice& device, const TensorView<A, 3>& tensor) {
-    Kernels::fill(device, tensor, A(0));
-  }
-  static void require_memory(const Footprint& memory) { Kernels::require_memory(memory); }
-
   bool gives_dmix() const { return own_.heads > 0; }
 
   Index forward_workspace_size(const CudaDevice& device) const {
@@ -129,12 +80,8 @@ class CudaHeads {
     return own_.kv_heads == 0 ? 0 : mhla::backward_workspace_size<T>(attention_, own_, device);
   }
 
-  void forward(const CudaDevice& device, const OperandViews<T>& x, const TensorView<T, 4>& y,
-               WorkspaceView workspace) const {
-    if (own_.kv_heads > 0) forward_into(attention_, device, x.q, x.k, x.v, x.mix, y, workspace);
-  }
-  template <class Exchange>
-  void backward(const CudaDevice& device, const Exchange&, const OperandViews<T>& x,
+  template <class C>
+  void backward(const CudaDevice& device, const C&, const OperandViews<T>& x,
                 const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
                 WorkspaceView workspace) const {
     if (own_.kv_heads == 0) return;
@@ -151,10 +98,6 @@ class CudaHeads {
   }
 
  private:
-  static Tokens all_of(const TensorView<T, 4>& x) {
-    return consecutive_tokens(x.extent[2], {0, x.extent[2]});
-  }
-
   V attention_;
   Shape own_;
 };

@@ -28,7 +28,6 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/decode_step.hpp>
-#include <mhla/cpu/recurrent_decode_step.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/cpu/token_block.hpp>
 #include <mhla/policy/block_geometry.hpp>
@@ -37,7 +36,6 @@
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -74,12 +72,11 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     footprint.require_addresses();
     capacity_ = decoder_capacity(variant, mix, shape);
     mix_shape_ = problem.shape;
-    group_size_ = problem.shape.group_size();
     extents_ = {recurrent ? Index{0} : mix.extent[1],
                 variant.blocks.block,
                 problem.feature_dim,
                 shape.value_dim,
-                mix.extent[0] == 1 ? (std::min)(Index{1}, group_size_) : group_size_,
+                mix.extent[0] == 1 ? (std::min)(Index{1}, group_size()) : group_size(),
                 normalized};
     if constexpr (recurrent) extents_.states = variant.mixing.states;
     allocate();
@@ -108,7 +105,6 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
         positions_(other.positions_),
         capacity_(other.capacity_),
         mix_shape_(other.mix_shape_),
-        group_size_(other.group_size_),
         extents_(other.extents_),
         fingerprint_(other.fingerprint_) {
     allocate();
@@ -149,7 +145,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
             const std::type_identity_t<TensorView<const T, 4>>& k,
             const std::type_identity_t<TensorView<const T, 4>>& v,
             const std::type_identity_t<TensorView<T, 4>>& y) {
-    advance(executor, 0, shape_.batch, q, k, v, y);
+    advance(executor, 0, shape_.batch, {q, k, v, y});
   }
   /// On the calling thread.
   void step(const std::type_identity_t<TensorView<const T, 4>>& q,
@@ -166,7 +162,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
                const std::type_identity_t<TensorView<const T, 4>>& k,
                const std::type_identity_t<TensorView<const T, 4>>& v,
                const std::type_identity_t<TensorView<T, 4>>& y) {
-    advance(executor, checked_sequence(shape_, sequence), 1, q, k, v, y);
+    advance(executor, checked_sequence(shape_, sequence), 1, {q, k, v, y});
   }
   /// On the calling thread.
   void prefill(Index sequence, const std::type_identity_t<TensorView<const T, 4>>& q,
@@ -262,7 +258,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   // Lays everything out in one piece of memory: first the state, then what is derived or scratch.
   // What is repeated is measured once. If y is always empty there is no state.
   void allocate() {
-    const bool empty = group_size_ == 0 || shape_.value_dim == 0;
+    const bool empty = group_size() == 0 || shape_.value_dim == 0;
     const Index units = empty ? 0 : checked_mul(shape_.batch, shape_.kv_heads);
     Arena unit, undo, slot, tables;
     cpu::DecodeUnit<A>(unit, extents_);
@@ -283,6 +279,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
       slots_.emplace_back(arena, extents_, shape_.key_dim, recurrent);
   }
   std::byte* state_begin() const { return memory_.data(); }
+  Index group_size() const { return mix_shape_.group_size(); }
 
   Header header() const {
     Header h{};
@@ -343,24 +340,22 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   }
 
   void advance(const ExecutorRef& executor, Index first_sequence, Index sequences,
-               const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
-               const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
-    const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
+               const DecodeTensors<T>& x) {
+    const Index tokens = checked_decoder_tokens(shape_, sequences, x);
     for (Index s = first_sequence; s < first_sequence + sequences; ++s)
       require_room(s, position(s), tokens, capacity_, mix_limits<V>(mix_shape_.mix_query_blocks));
-    require_decoder_tensors(attention_, q, k, v, y).require_addresses();
+    require_decoder_tensors(attention_, x).require_addresses();
     if (executor.num_slots() > shape_.num_slots)
       throw StateError({"mhla: num_slots: the executor has ", executor.num_slots(),
                         " but the decoder was made for ", shape_.num_slots});
 
-    if (y.size() > 0) {
+    if (x.y.size() > 0) {
       const Index first = first_sequence * shape_.kv_heads;
       const Index units = sequences * shape_.kv_heads;
       for (Index u = first; u < first + units; ++u) undo(u).forget();
       try {
         executor.parallel_for(units, [&](Index task, Index slot) {
-          run_unit(first + task, slots_[static_cast<std::size_t>(slot)], first_sequence,
-                   {q, k, v, y});
+          run_unit(first + task, slots_[static_cast<std::size_t>(slot)], first_sequence, x);
         });
       } catch (...) {
         for (Index u = first; u < first + units; ++u) undo(u).restore(extents_, unit(u));
@@ -371,17 +366,10 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
       positions_[static_cast<std::size_t>(s)] += tokens;
   }
 
-  struct StepViews {
-    TensorView<const T, 4> q;
-    TensorView<const T, 4> k;
-    TensorView<const T, 4> v;
-    TensorView<T, 4> y;
-  };
-
   // All tokens of one kv head of one sequence; the first sequence is item 0 of the tensors.
-  void run_unit(Index index, const Slot& slot, Index first_sequence, const StepViews& views) {
+  void run_unit(Index index, const Slot& slot, Index first_sequence, const DecodeTensors<T>& x) {
     const Index sequence = index / shape_.kv_heads;
-    const Index tokens = views.y.extent[2];
+    const Index tokens = x.y.extent[2];
     Index at = position(sequence);
     undo(index).begin(unit(index), at / extents_.block_tokens, at % extents_.block_tokens);
     for (Index done = 0; done < tokens;) {
@@ -390,7 +378,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
           at / extents_.block_tokens, first,
           (std::min)({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
       undo(index).keep(extents_, unit(index), tile);
-      run_tile(TileRun(*this, index, tile, slot, first_sequence, done, at), views);
+      run_tile(TileRun(*this, index, tile, slot, first_sequence, done, at), x);
       at += tile.tokens;
       done += tile.tokens;
     }
@@ -435,7 +423,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     }
   };
 
-  void run_tile(const TileRun& at, const StepViews& step) const {
+  void run_tile(const TileRun& at, const DecodeTensors<T>& step) const {
     const cpu::DecodeTile& tile = at.tile;
     const cpu::DecodeUnit<A>& unit = at.unit;
     const cpu::DecodeExtents& e = extents_;
@@ -448,9 +436,9 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
       const cpu::DecodeWeights<A> weights = weights_of(mix_of(at, matrix), tile.block);
       if constexpr (normalized) sum_running_keys(at, matrix, weights.open, keys, key_sum);
-      const Index heads_end = e.matrices == 1 ? group_size_ : matrix + 1;
+      const Index heads_end = e.matrices == 1 ? group_size() : matrix + 1;
       for (Index g = e.matrices == 1 ? 0 : matrix; g < heads_end; ++g)
-        read_out(at, step, matrix, weights, at.kv_head * group_size_ + g);
+        read_out(at, step, matrix, weights, at.kv_head * group_size() + g);
     }
     if constexpr (normalized) cpu::weighted_row_sum<A>(key_sum, keys, {}, Into::add);
     const bool closes = normalized && tile.first + tile.tokens == e.block_tokens;
@@ -473,24 +461,22 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     return {attention_.feature_map, rotation_, scale, at.table, at.tokens};
   }
   Index mix_of(const TileRun& at, Index matrix) const {
-    return mix_shape_.mix_of(at.sequence, at.kv_head * group_size_ + matrix);
+    return mix_shape_.mix_of(at.sequence, at.kv_head * group_size() + matrix);
   }
 
   // Adds the tile to the open block's keys and values; returns its keys before the rotation.
-  cpu::Panel<A> pack_open_keys(const TileRun& at, const StepViews& step) const {
+  cpu::Panel<A> pack_open_keys(const TileRun& at, const DecodeTensors<T>& step) const {
     const cpu::DecodeTile& tile = at.tile;
-    const auto tile_of = [&](Span<A> rows, Index cols) {
-      return cpu::Panel<A>{rows.data + tile.first * cols, tile.tokens, cols, cols};
-    };
     const cpu::Panel<A> keys = at.panel(at.slot.keys, extents_.feature_dim);
-    const cpu::Panel<A> open_keys = tile_of(at.unit.keys[tile.open_turn()], extents_.feature_dim);
+    const cpu::Panel<A> open_keys =
+        at.unit.key_rows(extents_, tile.open_turn(), tile.first, tile.tokens);
     cpu::pack_features(features_of(at, A(1)), cpu::TokenRows<const T>(step.k, at.item, at.kv_head),
                        cpu::FeaturePanels<A>{keys, open_keys}, at.slot.row);
     if (!rotation_.rotates())
       for (Index t = 0; t < tile.tokens; ++t)
         cpu::copy_row(open_keys.row(t), keys.row(t), extents_.feature_dim);
     cpu::gather<T, A>(at.table, at.tokens, cpu::TokenRows<const T>(step.v, at.item, at.kv_head), {},
-                      tile_of(at.unit.values[tile.open_turn()], extents_.value_dim));
+                      at.unit.value_rows(extents_, tile.open_turn(), tile.first, tile.tokens));
     return keys;
   }
   // p_t by one matrix, in the slot's key_sums.
@@ -501,15 +487,14 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     if (at.tile.block == 0) {
       std::fill_n(running, features, A(0));
     } else {
-      cpu::copy_row(running, at.unit.mixed_sums[at.tile.open_turn()].data + matrix * features,
-                    features);
+      cpu::copy_row(running, at.unit.mixed_sum(extents_, at.tile.open_turn(), matrix), features);
     }
     cpu::add_scaled_row(running, open_weight, key_sum.data, features);
-    cpu::running_key_sums<A>(keys, open_weight, {at.slot.running},
-                             at.panel(at.slot.key_sums, features));
+    cpu::add_rows<A>({at.slot.running}, open_weight, keys, Into::add,
+                     at.panel(at.slot.key_sums, features));
   }
   // y of a query head.
-  void read_out(const TileRun& at, const StepViews& step, Index matrix,
+  void read_out(const TileRun& at, const DecodeTensors<T>& step, Index matrix,
                 const cpu::DecodeWeights<A>& weights, Index head) const {
     const cpu::DecodeExtents& e = extents_;
     const Slot& slot = at.slot;
@@ -557,7 +542,6 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   std::vector<Index> positions_;
   Index capacity_ = 0;
   Shape mix_shape_;  // of mix, in a call of the decoder's sizes
-  Index group_size_ = 0;
   cpu::DecodeExtents extents_{};
   std::uint64_t fingerprint_ = 0;
   Workspace memory_;

@@ -22,4 +22,3 @@
 #include <mhla/distributed/propose_split.hpp>
 #include <mhla/distributed/sequence_parallel.hpp>
 #include <mhla/distributed/shares.hpp>
-#include <mhla/distributed/traffic.hpp>

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
-// An executor with threads of its own, which share the tasks of each call. It is the caller's
-// object; the library itself makes no threads. Between calls its threads spin for a moment, so that
-// a fork costs less than with a pool that sleeps.
+// An executor with threads of its own. It is the caller's object; the library makes no threads.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +13,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
-#include <mhla/core/floating_point.hpp>
 #include <mhla/core/index.hpp>
 #include <mutex>
 #include <system_error>
@@ -99,16 +96,30 @@ class ForkJoin {
   Index num_slots() const { return static_cast<Index>(workers_.size()) + 1; }
 
   /// Runs task(0, slot), ..., task(tasks - 1, slot) and returns when all are done: see Executor.
-  template <class Task>
-  void parallel_for(Index tasks, const Task& task) const {
-    run(tasks, task);
+  void parallel_for(Index tasks, TaskRef task) const {
+    if (tasks <= 0) return;
+    const Index own = slot_of_this_thread();
+    if (own >= 0) return SerialExecutor::parallel_for(tasks, [&](Index i, Index) { task(i, own); });
+    const Turn turn(*this);
+    if (tasks == 1 || workers_.empty()) return SerialExecutor::parallel_for(tasks, task);
+    DrawnTasks call{task, tasks};
+    call_ = &call;
+    epoch_.fetch_add(1);  // opens
+    if (tasks > static_cast<Index>(workers_.size())) {
+      epoch_.notify_all();
+    } else {
+      for (Index i = 1; i < tasks; ++i) epoch_.notify_one();
+    }
+    call.draw(0);
+    epoch_.fetch_add(1);  // closes: threads that have not arrived are not waited for
+    std::uint32_t inside = inside_;
+    wait_until([&] { return (inside = inside_) == 0; }, [&] { inside_.wait(inside); });
+    if (call.error) std::rethrow_exception(call.error);
   }
 
  private:
   // Longer than any program runs, and added to any time without overflow.
   static constexpr std::chrono::microseconds longest_spin = std::chrono::hours(24 * 365 * 10);
-  // On separate cache lines: one is written by all threads, the other watched by all.
-  static constexpr std::size_t cache_line = 64;
 
   // A counter that threads wait for. Where there is no futex (Windows, macOS), libstdc++ 12 loses a
   // notification between a waiting thread's look at the value and its sleep.
@@ -133,53 +144,6 @@ class ForkJoin {
 #else
   using Counter = std::atomic<std::uint32_t>;
 #endif
-
-  // The tasks of a call, on the stack of the caller.
-  struct Call {
-    const TaskRef task;
-    const Index tasks;
-    const FloatingPointModes modes = FloatingPointModes::of_this_thread();
-    alignas(cache_line) std::atomic<Index> next{0};
-    std::atomic<int> failed{0};  // a bool's exchange needs libatomic on some machines
-    std::exception_ptr error{};
-
-    void draw(Index slot) {
-      const FloatingPointScope scope(modes);
-      try {
-        for (Index drawn = next++; drawn < tasks; drawn = next++) task(drawn, slot);
-      } catch (...) {  // must not leave a thread of the team
-        next = tasks;
-        if (failed.exchange(1) == 0) error = std::current_exception();
-      }
-    }
-  };
-
-  void run(Index tasks, const TaskRef& task) const {
-    if (tasks <= 0) return;
-    const Index own = slot_of_this_thread();
-    if (own >= 0) {
-      for (Index i = 0; i < tasks; ++i) task(i, own);
-      return;
-    }
-    const Turn turn(*this);
-    if (tasks == 1 || workers_.empty()) {
-      for (Index i = 0; i < tasks; ++i) task(i, Index{0});
-      return;
-    }
-    Call call{task, tasks};
-    call_ = &call;
-    epoch_.fetch_add(1);  // opens
-    if (tasks > static_cast<Index>(workers_.size())) {
-      epoch_.notify_all();
-    } else {
-      for (Index i = 1; i < tasks; ++i) epoch_.notify_one();
-    }
-    call.draw(0);
-    epoch_.fetch_add(1);  // closes: threads that have not arrived are not waited for
-    std::uint32_t inside = inside_;
-    wait_until([&] { return (inside = inside_) == 0; }, [&] { inside_.wait(inside); });
-    if (call.error) std::rethrow_exception(call.error);
-  }
 
   // The loop of thread `slot`. It counts itself in before it checks whether the call is open, and
   // the caller closes before it checks who is inside: one of them sees the other, so the call
@@ -267,10 +231,11 @@ class ForkJoin {
   std::vector<std::thread> workers_;
   mutable std::mutex turn_;
   mutable std::atomic<std::thread::id> caller_{};
-  mutable Call* call_ = nullptr;                  // of an open epoch
-  alignas(cache_line) mutable Counter epoch_{0};  // odd while a call is open
+  mutable DrawnTasks* call_ = nullptr;  // of an open epoch; on the stack of the caller
+  // On separate cache lines: one is watched by all threads, the other written by all.
+  alignas(DrawnTasks::cache_line) mutable Counter epoch_{0};  // odd while a call is open
   std::atomic<bool> stop_{false};
-  alignas(cache_line) mutable Counter inside_{0};  // threads that may use call_
+  alignas(DrawnTasks::cache_line) mutable Counter inside_{0};  // threads that may use call_
 };
 
 /// \}

@@ -41,6 +41,7 @@
 #include <mhla/policy/variant.hpp>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN
@@ -125,6 +126,17 @@ TensorView<T, 3> with_heads(const TensorView<T, Rank>& mix, const char* argument
   if (matrices.data == nullptr && matrices.size() > 0)
     throw ShapeError(
         {"mhla: ", argument, ": has ", matrices.size(), " elements but a null address"});
+  return matrices;
+}
+
+// with_heads of what is written to.
+template <class T, int Rank>
+TensorView<T, 3> destination(const TensorView<T, Rank>& mix, const char* argument) {
+  const TensorView<T, 3> matrices = with_heads(mix, argument);
+  if (!is_injective(matrices))
+    throw ShapeError({"mhla: ", argument,
+                      ": two of its elements share memory; a destination needs elements of their "
+                      "own"});
   return matrices;
 }
 
@@ -265,6 +277,16 @@ Grid grid_without_tokens(const G& geometry, const char* member, Index blocks_of_
   }
 }
 
+// Of queries and of keys.
+template <AttentionVariant A>
+std::pair<Grid, Grid> grids_without_tokens(const A& attention, Index query_blocks,
+                                           Index key_blocks) {
+  const Grid query = grid_without_tokens(attention.blocks, "blocks", query_blocks);
+  if (attention.key_blocks.unset())
+    return {query, grid_without_tokens(attention.blocks, "blocks", key_blocks)};
+  return {query, grid_without_tokens(attention.key_blocks, "key_blocks", key_blocks)};
+}
+
 }  // namespace mixing_matrix
 
 /// Fills mix [1 or heads, query blocks, key blocks], or [query blocks, key blocks], with the
@@ -279,7 +301,7 @@ Grid grid_without_tokens(const G& geometry, const char* member, Index blocks_of_
 template <WritableScalar T, int Rank, std::same_as<Grid> KeyGrid>
 void initialize(const TensorView<T, Rank>& mix, const Grid& query_grid, const KeyGrid& key_grid,
                 const InitialMixing& options = {}) {
-  const TensorView<T, 3> matrices = mixing_matrix::with_heads(mix, "mix");
+  const TensorView<T, 3> matrices = mixing_matrix::destination(mix, "mix");
   mixing_matrix::require_valid(query_grid, "query");
   mixing_matrix::require_valid(key_grid, "key");
   const Index rows = query_grid.num_blocks();
@@ -288,32 +310,21 @@ void initialize(const TensorView<T, Rank>& mix, const Grid& query_grid, const Ke
                  "an initial matrix has a row per query block");
   require_extent("mix", "key blocks", matrices.extent[2], columns,
                  "an initial matrix has a column per key block");
-  if (!is_injective(matrices))
-    throw ShapeError(
-        "mhla: mix: two of its elements share memory; a destination needs elements of their own");
   mixing_matrix::require_valid(options, query_grid, key_grid);
   if (matrices.size() == 0) return;
 
   using Real = std::common_type_t<T, double>;
   std::vector<Real> weights = mixing_matrix::weights<Real>(options, query_grid, key_grid);
-  const bool equal_layouts = mixing_matrix::same_layout(query_grid, key_grid);
-  switch (mixing_matrix::resolved_axis(options, equal_layouts)) {
-    case NormAxis::column:
-      for (Index b = 0; b < columns; ++b)
-        mixing_matrix::normalize(weights.data() + b, rows, columns);
-      break;
-    case NormAxis::row:
-      for (Index i = 0; i < rows; ++i)
-        mixing_matrix::normalize(weights.data() + i * columns, columns, Index{1});
-      break;
-    case NormAxis::none:
-    case NormAxis::automatic:
-      for (Index i = 0; i < rows; ++i) {
-        Real* const row = weights.data() + i * columns;
-        if (std::all_of(row, row + columns, [](Real w) { return w == 0; }))
-          mixing_matrix::normalize(row, columns, Index{1});
-      }
-      break;
+  const NormAxis axis =
+      mixing_matrix::resolved_axis(options, mixing_matrix::same_layout(query_grid, key_grid));
+  if (axis == NormAxis::column) {
+    for (Index b = 0; b < columns; ++b) mixing_matrix::normalize(weights.data() + b, rows, columns);
+  } else {
+    for (Index i = 0; i < rows; ++i) {
+      Real* const row = weights.data() + i * columns;
+      if (axis == NormAxis::row || std::all_of(row, row + columns, [](Real w) { return w == 0; }))
+        mixing_matrix::normalize(row, columns, Index{1});
+    }
   }
 
   for (Index head = 0; head < matrices.extent[0]; ++head)
@@ -341,13 +352,8 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
   static_assert(std::same_as<typename A::MixingType, DenseMixing>,
                 "mhla: initial values of RecurrentMixing and SeparableMixing need #include "
                 "<mhla/structured_mixing.hpp>; a mixing of your own has its own");
-  const Grid query_grid =
-      mixing_matrix::grid_without_tokens(attention.blocks, "blocks", mix.extent[Rank - 2]);
-  const bool cross = !attention.key_blocks.unset();
-  const Grid key_grid =
-      cross ? mixing_matrix::grid_without_tokens(attention.key_blocks, "key_blocks",
-                                                 mix.extent[Rank - 1])
-            : mixing_matrix::grid_without_tokens(attention.blocks, "blocks", mix.extent[Rank - 1]);
+  const auto [query_grid, key_grid] =
+      mixing_matrix::grids_without_tokens(attention, mix.extent[Rank - 2], mix.extent[Rank - 1]);
   InitialMixing resolved = options;
   if (options.transform == Transform::automatic && is_causal<A>)
     resolved.transform = Transform::causal;
@@ -429,34 +435,21 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
 
 /// \cond INTERNAL
 // Overloads that say why a call does not compile, also with options in braces.
-namespace mixing_matrix {
-template <class... X>
-void explain_initialize() {
-  static_assert(no_such_call<X...>,
-                "mhla: call initialize(mix, attention, options), or (mix, grid, options) or "
-                "(mix, query_grid, key_grid, options) with an mhla::Grid: mix is a view or an "
-                "Eigen tensor of float or double to write to, of an Eigen::Matrix "
-                "mhla::mix_view(mix), of a std::vector mhla::make_view(mix.data(), blocks, "
-                "blocks)");
-}
-template <class... X>
-void explain_project() {
-  static_assert(no_such_call<X...>,
-                "mhla: call project(mix, onto) or, for a structured mixing, project(mix, "
-                "attention, onto): mix is a view or an Eigen tensor of float or double to write "
-                "to, of an Eigen::Matrix mhla::mix_view(mix), of a std::vector "
-                "mhla::make_view(mix.data(), blocks, blocks)");
-}
-}  // namespace mixing_matrix
-
-MHLA_ANY_CALL(void initialize, { mixing_matrix::explain_initialize<Given...>(); })
-MHLA_ANY_CALL(void project, { mixing_matrix::explain_project<Given...>(); })
-MHLA_ANY_CALL(void extend, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call extend(mix, larger, extension), or extend(mix, larger, attention) "
-                "for RecurrentMixing: mix and larger are views of one rank and of one scalar, "
-                "float or double, larger not const");
-})
+MHLA_NO_SUCH_CALL(void initialize,
+                  "mhla: call initialize(mix, attention, options), or (mix, grid, options) or "
+                  "(mix, query_grid, key_grid, options) with an mhla::Grid: mix is a view or an "
+                  "Eigen tensor of float or double to write to, of an Eigen::Matrix "
+                  "mhla::mix_view(mix), of a std::vector mhla::make_view(mix.data(), blocks, "
+                  "blocks)")
+MHLA_NO_SUCH_CALL(void project,
+                  "mhla: call project(mix, onto) or, for a structured mixing, project(mix, "
+                  "attention, onto): mix is a view or an Eigen tensor of float or double to write "
+                  "to, of an Eigen::Matrix mhla::mix_view(mix), of a std::vector "
+                  "mhla::make_view(mix.data(), blocks, blocks)")
+MHLA_NO_SUCH_CALL(void extend,
+                  "mhla: call extend(mix, larger, extension), or extend(mix, larger, attention) "
+                  "for RecurrentMixing: mix and larger are views of one rank and of one scalar, "
+                  "float or double, larger not const")
 /// \endcond
 
 /// \}

@@ -119,28 +119,26 @@ class MpiCommunicator {
     const auto* const out = static_cast<const std::byte*>(sent);
     auto* const in = static_cast<std::byte*>(received);
     std::vector<Message> messages;
-    const auto for_each_message = [&](const Part& part, const auto& post) {
-      for (Index done = 0; done < part.bytes; done += most_bytes)
-        post(part.first + done, static_cast<int>((std::min)(most_bytes, part.bytes - done)));
+    const auto post_all = [&](const Part& part, int peer, bool receives) {
+      for (Index done = 0; done < part.bytes; done += most_bytes) {
+        const Index first = part.first + done;
+        const auto bytes = static_cast<int>((std::min)(most_bytes, part.bytes - done));
+        messages.push_back({MPI_REQUEST_NULL, peer, bytes, receives});
+        MPI_Request* const request = &messages.back().request;
+        const int status =
+            receives ? MPI_Irecv(in + first, bytes, MPI_BYTE, peer, tag, communicator_, request)
+                     : MPI_Isend(out + first, bytes, MPI_BYTE, peer, tag, communicator_, request);
+        require_success(status, receives ? "MPI_Irecv" : "MPI_Isend", peer);
+      }
     };
     // A rank begins with its neighbour, so that not all send to the same one at first.
     for (int step = 1; step < size_; ++step) {
       const int peer = (rank_ + size_ - step) % size_;
-      for_each_message(from[peer], [&](Index first, int bytes) {
-        messages.push_back({MPI_REQUEST_NULL, peer, bytes, true});
-        require_success(MPI_Irecv(in + first, bytes, MPI_BYTE, peer, tag, communicator_,
-                                  &messages.back().request),
-                        "MPI_Irecv", peer);
-      });
+      post_all(from[peer], peer, true);
     }
     for (int step = 1; step < size_; ++step) {
       const int peer = (rank_ + step) % size_;
-      for_each_message(to[peer], [&](Index first, int bytes) {
-        messages.push_back({MPI_REQUEST_NULL, peer, bytes, false});
-        require_success(MPI_Isend(out + first, bytes, MPI_BYTE, peer, tag, communicator_,
-                                  &messages.back().request),
-                        "MPI_Isend", peer);
-      });
+      post_all(to[peer], peer, false);
     }
     const Part& own = from[rank_];
     if (own.bytes > 0 && in + own.first != out + to[rank_].first)
@@ -167,12 +165,10 @@ class MpiCommunicator {
       if (waited > timeout_) give_up(messages);
       // Who waits for much longer than messages travel leaves the processor to others.
       using std::chrono::milliseconds;
-      if (waited < milliseconds(2)) {
+      if (waited < milliseconds(2))
         std::this_thread::yield();
-      } else {
-        std::this_thread::sleep_for(
-            (std::min)(waited / 32, decltype(waited / 32)(milliseconds(1))));
-      }
+      else
+        std::this_thread::sleep_for((std::min<decltype(waited)>)(waited / 32, milliseconds(1)));
     }
   }
 

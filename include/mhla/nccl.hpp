@@ -17,7 +17,6 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -60,19 +59,14 @@ class NcclCommunicator {
 
   /// See Communicator.
   void all_gather(const void* sent, void* received, Span<const Part> parts) const {
-    const Part own = parts[rank_];
-    const std::vector<Part> to(static_cast<std::size_t>(size_), Part{0, own.bytes});
-    through_device(
-        sent, {to.data(), size_}, received, parts,
-        [&](const void* from, void* into, Span<const Part> at) { gather(from, into, at); });
+    through_device(sent, parts[rank_].bytes, received, parts,
+                   [&](const void* source, void* into) { gather(source, into, parts); });
   }
   /// See Communicator.
   void all_to_all(const void* sent, Span<const Part> to, void* received,
                   Span<const Part> from) const {
-    through_device(sent, to, received, from,
-                   [&](const void* source, void* into, Span<const Part> at) {
-                     exchange(source, to, into, at);
-                   });
+    through_device(sent, end_of(to), received, from,
+                   [&](const void* source, void* into) { exchange(source, to, into, from); });
   }
 
  private:
@@ -129,20 +123,20 @@ class NcclCommunicator {
     for (const Part& part : parts) end = (std::max)(end, part.first + part.bytes);
     return end;
   }
-  // run(sent, received, parts of received) on device memory, whatever a message lies in.
+  // run(sent, received) on device memory, whatever a message lies in.
   template <class Run>
-  void through_device(const void* sent, Span<const Part> to, void* received, Span<const Part> from,
+  void through_device(const void* sent, Index sent_bytes, void* received, Span<const Part> from,
                       const Run& run) const {
-    const bool sends = is_on_host(sent) && end_of(to) > 0;
+    const bool sends = is_on_host(sent) && sent_bytes > 0;
     const bool receives = is_on_host(received) && end_of(from) > 0;
-    if (!sends && !receives) return run(sent, received, from);
-    const Index out_bytes = sends ? end_of(to) : 0;
+    if (!sends && !receives) return run(sent, received);
+    const Index out_bytes = sends ? sent_bytes : 0;
     std::byte* const out = reserve(out_bytes + (receives ? end_of(from) : 0));
     std::byte* const in = out + out_bytes;
     if (sends)
       require_success(cudaMemcpyAsync(out, sent, count(out_bytes), cudaMemcpyHostToDevice, stream_),
                       "cudaMemcpyAsync");
-    run(sends ? out : sent, receives ? in : received, from);
+    run(sends ? out : sent, receives ? in : received);
     if (!receives) return;
     for (const Part& part : from)
       if (part.bytes > 0)

@@ -18,7 +18,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <type_traits>
@@ -46,25 +45,18 @@ Packed<A, Offset> packed(const A& attention, const std::vector<Offset>&&) {
                 "mhla: packed borrows its offsets, and these are a temporary: give them a name");
   return {attention, {}};
 }
-MHLA_ANY_CALL(AnyArgument packed, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call packed(attention, offsets): offsets is an lvalue std::vector, or an "
-                "mhla::Span, of std::int32_t or std::int64_t, which the result borrows");
-  return {};
-})
-/// \endcond
+MHLA_NO_SUCH_CALL(AnyArgument packed,
+                  "mhla: call packed(attention, offsets): offsets is an lvalue std::vector, or an "
+                  "mhla::Span, of std::int32_t or std::int64_t, which the result borrows")
 
-/// \cond INTERNAL
 template <class Byte>
 inline constexpr bool is_mask_byte = std::is_same_v<std::remove_const_t<Byte>, bool> ||
                                      std::is_same_v<std::remove_const_t<Byte>, std::uint8_t>;
 
 // A mask [batch, tokens] of bool or std::uint8_t as bytes, nonzero where a token takes part.
-inline TensorView<const std::uint8_t, 2> mask_bytes(const TensorView<const std::uint8_t, 2>& mask) {
-  return mask;
-}
-inline TensorView<const std::uint8_t, 2> mask_bytes(const TensorView<const bool, 2>& mask) {
-  static_assert(sizeof(bool) == 1);
+template <class Byte>
+TensorView<const std::uint8_t, 2> mask_bytes(const TensorView<Byte, 2>& mask) {
+  static_assert(sizeof(Byte) == 1);
   return {reinterpret_cast<const std::uint8_t*>(mask.data),
           {mask.extent[0], mask.extent[1]},
           {mask.stride[0], mask.stride[1]}};
@@ -75,8 +67,7 @@ inline TensorView<const std::uint8_t, 2> mask_bytes(const TensorView<const bool,
 /// for queries and keys, borrowed.
 template <AttentionVariant A, class Byte>
 requires(is_mask_byte<Byte>) Padded<A> padded(const A& attention, const TensorView<Byte, 2>& mask) {
-  const TensorView<const Byte, 2> bytes = mask;
-  return {attention, {mask_bytes(bytes), mask_bytes(bytes)}};
+  return {attention, {mask_bytes(mask), mask_bytes(mask)}};
 }
 
 /// Cross-attention over a padded batch: a mask [batch, query tokens] and one [batch, key tokens]. A
@@ -85,18 +76,13 @@ template <AttentionVariant A, class QueryByte, class KeyByte>
 requires(is_mask_byte<QueryByte>&& is_mask_byte<KeyByte>) Padded<A> padded(
     const A& attention, const TensorView<QueryByte, 2>& query_mask,
     const TensorView<KeyByte, 2>& key_mask) {
-  const TensorView<const QueryByte, 2> queries = query_mask;
-  const TensorView<const KeyByte, 2> keys = key_mask;
-  return {attention, {mask_bytes(queries), mask_bytes(keys)}};
+  return {attention, {mask_bytes(query_mask), mask_bytes(key_mask)}};
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(AnyArgument padded, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call padded(attention, mask) or padded(attention, query_mask, key_mask): "
-                "a mask is an mhla::TensorView<T, 2> [batch, tokens] of bool or std::uint8_t");
-  return {};
-})
+MHLA_NO_SUCH_CALL(AnyArgument padded,
+                  "mhla: call padded(attention, mask) or padded(attention, query_mask, key_mask): "
+                  "a mask is an mhla::TensorView<T, 2> [batch, tokens] of bool or std::uint8_t")
 /// \endcond
 
 /// \}

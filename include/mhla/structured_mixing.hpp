@@ -50,7 +50,6 @@
 #include <algorithm>
 #include <cmath>
 #include <concepts>
-#include <cstddef>
 #include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
@@ -61,12 +60,12 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/mixing_fit/box.hpp>
-#include <mhla/mixing_fit/initial_recurrence.hpp>
 #include <mhla/mixing_fit/recurrent.hpp>
 #include <mhla/mixing_fit/separable.hpp>
 #include <mhla/mixing_matrix.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/mixing.hpp>
+#include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <type_traits>
@@ -103,28 +102,11 @@ struct FitOptions {
 
 namespace structured_mixing {
 
-using mixing_fit::RecurrentParameters;
-
 template <AttentionVariant A>
 MixingLayout layout_of(const A& attention, Index query_blocks, Index key_blocks) {
-  const Grid query_grid =
-      mixing_matrix::grid_without_tokens(attention.blocks, "blocks", query_blocks);
-  const Grid key_grid =
-      attention.key_blocks.unset()
-          ? mixing_matrix::grid_without_tokens(attention.blocks, "blocks", key_blocks)
-          : mixing_matrix::grid_without_tokens(attention.key_blocks, "key_blocks", key_blocks);
+  const auto [query_grid, key_grid] =
+      mixing_matrix::grids_without_tokens(attention, query_blocks, key_blocks);
   return MixingLayout::of(A::GeometryType::rank, query_grid, key_grid, sight_of<A>);
-}
-
-// [heads, rows, columns], to be written to.
-template <class T, int Rank>
-TensorView<T, 3> destination(const TensorView<T, Rank>& mix, const char* argument) {
-  const TensorView<T, 3> parameters = mixing_matrix::with_heads(mix, argument);
-  if (!is_injective(parameters))
-    throw ShapeError({"mhla: ", argument,
-                      ": two of its elements share memory; a destination needs elements of their "
-                      "own"});
-  return parameters;
 }
 
 // Of one head, row-major.
@@ -159,17 +141,15 @@ template <class T>
 Fitted fitted(const RecurrentMixing& mixing, const MixingLayout& layout, Index rows,
               const std::vector<double>& matrix, const FitOptions& options) {
   const Index blocks = layout.query_blocks();
-  const mixing_fit::CausalMatrix exact{blocks, matrix.data()};
-  double largest = 0;
-  for (Index i = 0; i < blocks; ++i)
-    for (Index j = 0; j <= i; ++j) largest = (std::max)(largest, (std::abs)(exact(i, j)));
+  const mixing_fit::CausalMatrix exact = make_view(matrix.data(), blocks, blocks);
+  const double largest = mixing_fit::largest_entry(exact);
   const double scale = options.projected || !(largest > 0) ? 1 : largest;
   std::vector<double> scaled = matrix;
   for (double& entry : scaled) entry /= scale;
-  const mixing_fit::CausalMatrix m{blocks, scaled.data()};
+  const mixing_fit::CausalMatrix m = make_view(scaled.data(), blocks, blocks);
   const mixing_fit::Interval weights =
       options.projected ? mixing_fit::Interval{0, 1} : mixing_fit::Interval{-8, 8};
-  RecurrentParameters p(rows, mixing.states);
+  mixing_fit::RecurrentParameters p(rows, mixing.states);
   if (rows == 1)
     mixing_fit::fit_constant(m, p, weights, Index{3} * options.sweeps);
   else
@@ -179,8 +159,7 @@ Fitted fitted(const RecurrentMixing& mixing, const MixingLayout& layout, Index r
     for (Index r = 0; r < p.states; ++r) p.a(i)[r] *= scale;
   }
   std::transform(p.values.begin(), p.values.end(), p.values.begin(), rounded<T>);
-  const mixing_fit::Norms norms = mixing_fit::recurrent_error(exact, p);
-  return {p.values, norms};
+  return {p.values, mixing_fit::recurrent_error(exact, p)};
 }
 
 template <class T>
@@ -231,10 +210,7 @@ std::vector<double> initial_values(const A& attention, Index rows, Index columns
 /// your own knows others.
 template <AttentionVariant A>
 MixExtents mix_extents(const A& attention, Index query_tokens, Index key_tokens) {
-  const Grid query_grid = checked_grid(attention.blocks, query_tokens, "blocks", "q");
-  const Grid key_grid = attention.key_blocks.unset()
-                            ? checked_grid(attention.blocks, key_tokens, "blocks", "k")
-                            : checked_grid(attention.key_blocks, key_tokens, "key_blocks", "k");
+  const auto [query_grid, key_grid] = checked_grids(attention, query_tokens, key_tokens);
   const auto layout = MixingLayout::of(A::GeometryType::rank, query_grid, key_grid, sight_of<A>);
   MixExtents extents{layout.query_blocks(), layout.key_blocks()};
   if constexpr (RecurrentVariant<A>) extents.columns = attention.mixing.columns();
@@ -255,7 +231,7 @@ template <WritableScalar T, int Rank, StructuredVariant A>
 requires MixRank<Rank>
 void initialize(const TensorView<T, Rank>& mix, const A& attention,
                 const InitialMixing& options = {}) {
-  const TensorView<T, 3> parameters = structured_mixing::destination(mix, "mix");
+  const TensorView<T, 3> parameters = mixing_matrix::destination(mix, "mix");
   const std::vector<double> values = structured_mixing::initial_values<T>(
       attention, parameters.extent[1], parameters.extent[2], options);
   for (Index head = 0; head < parameters.extent[0]; ++head)
@@ -283,7 +259,7 @@ double fit(const TensorView<T, Rank>& mix,
            const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
            const FitOptions& options = {}) {
   require_at_least("fit: sweeps", options.sweeps, 1);
-  const TensorView<T, 3> parameters = structured_mixing::destination(mix, "mix");
+  const TensorView<T, 3> parameters = mixing_matrix::destination(mix, "mix");
   const TensorView<const T, 3> matrices = mixing_matrix::with_heads(dense, "dense");
   const Index rows = parameters.extent[1];
   const MixingLayout layout =
@@ -326,15 +302,10 @@ void project(const TensorView<T, Rank>& mix, const A& attention, const Projectio
     require_extent("mix", "columns", parameters.extent[2], attention.mixing.columns(),
                    "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
                    "factors of every state");
+    if (parameters.size() == 0) return;
     const Index weights = 2 * attention.mixing.states + 1;
-    const auto columns = [&](Index first, Index count) {
-      TensorView<T, 3> some = parameters;
-      some.extent[2] = count;
-      if (some.size() > 0) some.data += first * some.stride[2];
-      return some;
-    };
-    project(columns(0, weights), Projection{.low = onto.low, .high = onto.high});
-    project(columns(weights, attention.mixing.states), Projection{});
+    project(slice(parameters, 2, 0, weights), Projection{.low = onto.low, .high = onto.high});
+    project(slice(parameters, 2, weights, attention.mixing.states), Projection{});
   } else {
     project(mix, onto);
   }
@@ -350,7 +321,7 @@ requires MixRank<Rank>
 void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
             const TensorView<T, Rank>& larger, const A& attention) {
   const TensorView<const T, 3> known = mixing_matrix::with_heads(mix, "mix");
-  const TensorView<T, 3> parameters = structured_mixing::destination(larger, "larger");
+  const TensorView<T, 3> parameters = mixing_matrix::destination(larger, "larger");
   attention.mixing.require_valid();
   require_extent("larger", "heads", parameters.extent[0], known.extent[0],
                  "an extended mix has the heads of mix");
@@ -371,24 +342,13 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
 }
 
 /// \cond INTERNAL
-namespace structured_mixing {
-template <class... X>
-double explain_fit() {
-  static_assert(no_such_call<X...>,
-                "mhla: call fit(mix, dense, attention, options): mix and dense are views, or "
-                "Eigen tensors, of one rank and scalar, float or double, mix not const, and the "
-                "attention has RecurrentMixing or SeparableMixing");
-  return 0;
-}
-}  // namespace structured_mixing
-
-MHLA_ANY_CALL(double fit, { return structured_mixing::explain_fit<Given...>(); })
-MHLA_ANY_CALL(MixExtents mix_extents, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call mix_extents(attention, tokens), or (attention, query_tokens, "
-                "key_tokens)");
-  return {};
-})
+MHLA_NO_SUCH_CALL(double fit,
+                  "mhla: call fit(mix, dense, attention, options): mix and dense are views, or "
+                  "Eigen tensors, of one rank and scalar, float or double, mix not const, and the "
+                  "attention has RecurrentMixing or SeparableMixing")
+MHLA_NO_SUCH_CALL(MixExtents mix_extents,
+                  "mhla: call mix_extents(attention, tokens), or (attention, query_tokens, "
+                  "key_tokens)")
 /// \endcond
 
 /// \}

@@ -16,7 +16,6 @@
 
 #include <mhla/core/executor.hpp>
 #include <mhla/core/gradient_views.hpp>
-#include <mhla/core/qkv_views.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/cpu_plan.hpp>
 #include <mhla/cpu/explain.hpp>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <array>
 #include <mhla/core/error.hpp>
-#include <mhla/core/qkv_views.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <numeric>
 #include <type_traits>

@@ -21,7 +21,6 @@ namespace {
 
 using namespace mhla;
 using call::Operands;
-using cuda::ResidentPlan;
 using namespace fused_call;
 using mhla::testing::HostTensor;
 
@@ -54,15 +53,16 @@ HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const TensorV
   fused_call::poison(y);
   const Problem problem = checked_problem(attention, x.shape());
   const Index items = problem.shape.batch;
-  const Workspace workspace = fused_call::poisoned_workspace(
-      cuda::plan_size<ResidentPlan<V>>(attention, problem, items, false));
+  using Plan = cuda::ResidentPath::Plan<V, T>;
+  const Workspace workspace =
+      fused_call::poisoned_workspace(cuda::plan_size<Plan>(attention, problem, items, false));
   traffic::Watch watch;
   watch("q", q);
   watch("k", k);
   watch("v", v);
   watch("y", y);
   Arena layout(workspace);
-  const ResidentPlan<V> plan(layout, attention, problem, items, false);
+  const Plan plan(layout, attention, problem, items, false);
   if constexpr (mhla::rotates<V>) watch.broadcast("rows of angles", plan.rotation.halves);
   const CudaDevice device = machine::device();
   cuda::ResidentPath::forward<HeadDims<Dim, Dim>, V, T>(

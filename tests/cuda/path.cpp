@@ -232,9 +232,10 @@ TEST_CASE("cuda path: what the resident path refuses besides, and why", "[cuda]"
     const mhla::Attention<Relu, Blocks1D> attention{.blocks = {.block = block}};
     const PathChoice choice = choice_of<Half>(attention, shape, direction, CudaPath::automatic,
                                               StateUse::none, every, gpu);
-    CHECK(choice.can(CudaPath::summaries));
-    CHECK(choice.can(CudaPath::quadratic));
-    CHECK(choice.can(CudaPath::resident) == (cost_of(choice, CudaPath::resident).count > 0));
+    CHECK(choice.option(CudaPath::summaries).refusal.none());
+    CHECK(choice.option(CudaPath::quadratic).refusal.none());
+    CHECK(choice.option(CudaPath::resident).refusal.none() ==
+          (cost_of(choice, CudaPath::resident).count > 0));
     return why_not(choice, CudaPath::resident);
   };
   const auto of = [](Index tokens, Index blocks, Index dim) {
@@ -323,7 +324,7 @@ TEST_CASE("cuda path: what is chosen for known models", "[cuda]") {
         CHECK(std::string(choice.reason) == "the fastest by the cost model");
         const NominalGpu gpu;
         for (const CudaPath path : {CudaPath::cublas, t, q, r})
-          if (choice.can(path))
+          if (choice.option(path).refusal.none())
             CHECK(choice.cost().seconds(gpu) <= cost_of(choice, path).seconds(gpu));
         // With a state it is one path for both passes.
         const auto with_state = [&](Direction of) {
@@ -335,16 +336,16 @@ TEST_CASE("cuda path: what is chosen for known models", "[cuda]") {
         for (const CudaPath path : {CudaPath::cublas, t})
           CHECK(one.cost().seconds(gpu) + other.cost().seconds(gpu) <=
                 cost_of(one, path).seconds(gpu) + cost_of(other, path).seconds(gpu));
-        CHECK(!one.can(q));
-        CHECK(!one.can(r));
-        CHECK(one.can(t));
+        CHECK(!one.option(q).refusal.none());
+        CHECK(!one.option(r).refusal.none());
+        CHECK(one.option(t).refusal.none());
         // Without kernels for it, and with another wish.
         CHECK(choice_of<BFloat16>(attention, shape, direction, CudaPath::automatic, StateUse::none,
                                   HeadDimsList{})
                   .path == CudaPath::cublas);
         CHECK(choice_of<float>(attention, shape, direction).path == CudaPath::cublas);
         for (const CudaPath path : {CudaPath::cublas, t, q, r}) {
-          if (!choice.can(path)) continue;
+          if (!choice.option(path).refusal.none()) continue;
           const PathChoice forced = choice_of<BFloat16>(attention, shape, direction, path);
           CHECK(forced.path == path);
           CHECK(std::string(forced.reason) == "as the CudaDevice asks for");

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <mhla/cuda/block_table.hpp>
+#include <mhla/cuda/tables.hpp>
 #include <mhla/testing/host_tensor.hpp>
 #include <string>
 #include <vector>

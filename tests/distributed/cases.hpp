@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mhla/distributed/communicator.hpp>
-#include <mhla/distributed/traffic.hpp>
+#include <mhla/distributed/propose_split.hpp>
 #include <stdexcept>
 #include <string>
 #include <utility>

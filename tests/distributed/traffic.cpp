@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Bytes between ranks, against loops over pairs of ranks that count every element.
 #include <array>
-#include <mhla/distributed/traffic.hpp>
+#include <mhla/distributed/propose_split.hpp>
 #include <string>
 #include <vector>
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/eigen/storage.hpp>
+#include <mhla/eigen/tensor_views.hpp>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
 

@@ -20,8 +20,7 @@ bool causal(const Policies& policies) { return policies.causality != Causality::
 bool has_rounded_gradients(const Entry& entry) {
   const Policies& policies = entry.policies;
   return entry.scalar == Scalar::bfloat16 && policies.normalizer == Normalizer::mixed_key_sum &&
-         policies.rotation == Rotation::none &&
-         (policies.map == Map::relu || policies.map == Map::squared_relu);
+         policies.rotation == Rotation::none && is_rectified(policies.map);
 }
 
 /// Where the library cuts its work: many blocks (it mixes some dozens at once), long blocks (a tile

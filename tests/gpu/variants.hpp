@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <mhla/core/scalar.hpp>
-#include <mhla/core/token_masks.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <mhla/cpu/block_summary.hpp>
+#include <mhla/cpu/readout.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <utility>
 #include <vector>

@@ -36,7 +36,7 @@ set(rooms
 # folders or headers. Kernels know nothing of the paths that run them, nor of what these cost.
 set(floors
   "cuda/chip  : cuda/device.hpp"
-  "cuda/fused : cuda/chip cuda/block_table.hpp cuda/device.hpp cuda/head_dims.hpp cuda/limits.hpp cuda/plan.hpp cuda/rotation_table.hpp")
+  "cuda/fused : cuda/chip cuda/device.hpp cuda/head_dims.hpp cuda/limits.hpp cuda/plan.hpp cuda/tables.hpp")
 
 include("${CMAKE_CURRENT_LIST_DIR}/common.cmake")
 

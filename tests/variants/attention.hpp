@@ -24,9 +24,12 @@ mhla::TensorView<T, int(Rank)> typed(const View& view) {
 }
 
 // In the order of the enumerations that name them.
+template <class, class... Types>
+using AfterFirst = std::tuple<Types...>;
+#define VARIANTS_TYPE(enumerator, name, ...) , __VA_ARGS__
 template <class A>
-using Maps = std::tuple<mhla::Identity, mhla::Relu, mhla::SquaredRelu, mhla::EluPlusOne, mhla::Exp,
-                        mhla::Softmax, mhla::Hedgehog, mhla::Dpfp, mhla::Favor<A>>;
+using Maps = AfterFirst<void VARIANTS_FEATURE_MAPS(VARIANTS_TYPE)>;
+#undef VARIANTS_TYPE
 using Geometries = std::tuple<mhla::Blocks1D, mhla::Blocks2D, mhla::Blocks3D>;
 using Rotations = std::tuple<mhla::NoRotation, mhla::HalfSplitRotary, mhla::AxialRotary>;
 using Normalizers = std::tuple<mhla::MixedKeySum, mhla::MixedProduct, mhla::Unnormalized>;

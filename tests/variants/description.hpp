@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstddef>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -12,12 +13,34 @@ namespace variants {
 
 using Size = std::ptrdiff_t;
 
-enum class Map { identity, relu, squared_relu, elu_plus_one, exp, softmax, hedgehog, dpfp, favor };
+/// entry(enumerator, name, type with sums in A) for every feature map, row-wise ones last.
+// clang-format off
+#define VARIANTS_FEATURE_MAPS(entry)                    \
+  entry(identity, "Identity", mhla::Identity)           \
+  entry(relu, "Relu", mhla::Relu)                       \
+  entry(squared_relu, "SquaredRelu", mhla::SquaredRelu) \
+  entry(elu_plus_one, "EluPlusOne", mhla::EluPlusOne)   \
+  entry(exp, "Exp", mhla::Exp)                          \
+  entry(softmax, "Softmax", mhla::Softmax)              \
+  entry(hedgehog, "Hedgehog", mhla::Hedgehog)           \
+  entry(dpfp, "Dpfp", mhla::Dpfp)                       \
+  entry(favor, "Favor", mhla::Favor<A>)
+// clang-format on
+
+#define VARIANTS_ENUMERATOR(enumerator, ...) enumerator,
+enum class Map { VARIANTS_FEATURE_MAPS(VARIANTS_ENUMERATOR) };
+#undef VARIANTS_ENUMERATOR
+#define VARIANTS_NAME(enumerator, name, ...) name,
+inline constexpr const char* map_names[] = {VARIANTS_FEATURE_MAPS(VARIANTS_NAME)};
+#undef VARIANTS_NAME
+inline constexpr int num_maps = int(std::size(map_names));
+/// Maps whose features are 0, or an epsilon, for x <= 0.
+constexpr bool is_rectified(Map map) { return map == Map::relu || map == Map::squared_relu; }
+
 enum class Rotation { none, half_split, axial };
 enum class Normalizer { mixed_key_sum, mixed_product, unnormalized };
 enum class Causality { bidirectional, causal, block_causal };
 enum class Mixing { dense, recurrent, separable };
-inline constexpr int num_maps = 9;
 
 /// The types a variant is made of.
 struct Policies {
@@ -43,13 +66,11 @@ enum class Batch { plain, padded, packed_by_int32, packed_by_int64 };
 
 /// "Relu Blocks1D Causal AxialRotary MixedKeySum"; what is usual goes without saying
 inline std::string name_of(const Policies& p) {
-  constexpr const char* maps[] = {"Identity", "Relu",     "SquaredRelu", "EluPlusOne", "Exp",
-                                  "Softmax",  "Hedgehog", "Dpfp",        "Favor"};
   constexpr const char* rotations[] = {"NoRotation", "HalfSplitRotary", "AxialRotary"};
   constexpr const char* normalizers[] = {"MixedKeySum", "MixedProduct", "Unnormalized"};
   constexpr const char* causalities[] = {"", "Causal ", "BlockCausal "};
   constexpr const char* mixings[] = {"", " RecurrentMixing", " SeparableMixing"};
-  return std::string(maps[int(p.map)]) + " Blocks" + std::to_string(p.rank) + "D " +
+  return std::string(map_names[int(p.map)]) + " Blocks" + std::to_string(p.rank) + "D " +
          causalities[int(p.causality)] + rotations[int(p.rotation)] + " " +
          normalizers[int(p.normalizer)] + mixings[int(p.mixing)];
 }

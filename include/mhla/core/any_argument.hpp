@@ -21,11 +21,10 @@ struct AnyArgument {
 template <class...>
 inline constexpr bool no_such_call = false;
 
-// MHLA_ANY_CALL(void f, { static_assert(no_such_call<Given...>, "a sentence"); }) declares
-// overloads of f that are chosen only where no other is viable. Given... are the template arguments
-// that the caller wrote. The second overload serves a call without arguments and, in clang, one
-// with a list of named members, which clang converts to no class but an aggregate with members of
-// these names.
+// MHLA_ANY_CALL(void f, { body }) declares overloads of f that are chosen only where no other is
+// viable. Given... are the template arguments that the caller wrote. The second overload serves a
+// call without arguments and, in clang, one with a list of named members, which clang converts to
+// no class but an aggregate with members of these names.
 #define MHLA_ANY_CALL(declaration, ...)                                                            \
   template <class... Given>                                                                        \
   declaration(AnyArgument, AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, \
@@ -33,6 +32,12 @@ inline constexpr bool no_such_call = false;
               AnyArgument = {}, AnyArgument = {}, AnyArgument = {})                                \
       __VA_ARGS__ template <class... Given>                                                        \
       declaration(...) __VA_ARGS__
+// Such overloads whose calls fail to compile with `sentence`.
+#define MHLA_NO_SUCH_CALL(declaration, sentence)           \
+  MHLA_ANY_CALL(declaration, {                             \
+    static_assert(no_such_call<Given...>, sentence);       \
+    throw; /* never reached; a statement for any result */ \
+  })
 /// \endcond
 
 MHLA_NAMESPACE_END

@@ -2,10 +2,14 @@
 // Who runs the tasks of a call. The library makes no threads; it uses the caller's executor.
 #pragma once
 
+#include <atomic>
+#include <cfenv>
 #include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
-#include <mhla/core/floating_point.hpp>
 #include <mhla/core/index.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -76,6 +80,86 @@ struct SerialExecutor {
 template <class E>
 concept KeepsFloatingPoint = E::keeps_floating_point;
 
+// The floating-point modes of a thread: rounding, whether subnormals are flushed to zero, and which
+// exceptions trap, but not which have been raised. A new thread copies those of the thread that
+// starts it; later changes there do not reach it.
+class FloatingPointModes {
+ public:
+  static FloatingPointModes of_this_thread() {
+    FloatingPointModes modes;
+#if defined(__x86_64__)
+    __asm__ __volatile__("stmxcsr %0\n\tfnstcw %1"
+                         : "=m"(modes.sse_), "=m"(modes.x87_)
+                         :
+                         : "memory");
+    modes.sse_ &= ~raised_sse;
+#elif defined(__aarch64__)
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(modes.control_) : : "memory");
+#else
+    std::fegetenv(&modes.all_);
+#endif
+    return modes;
+  }
+
+  // Sets the modes of this thread. No exception may be raised in it: it could trap.
+  void apply() const {
+#if defined(__x86_64__)
+    __asm__ __volatile__("ldmxcsr %0\n\tfldcw %1" : : "m"(sse_), "m"(x87_) : "memory");
+#elif defined(__aarch64__)
+    __asm__ __volatile__("msr fpcr, %0" : : "r"(control_) : "memory");
+#else
+    std::fesetenv(&all_);
+#endif
+  }
+
+#if defined(__x86_64__) || defined(__aarch64__)
+  bool operator==(const FloatingPointModes&) const = default;
+#else
+  bool operator==(const FloatingPointModes&) const { return false; }  // a fenv_t cannot be compared
+#endif
+
+ private:
+#if defined(__x86_64__)
+  static constexpr std::uint32_t raised_sse = 0x3f;
+  std::uint32_t sse_;
+  std::uint16_t x87_;  // for long double
+#elif defined(__aarch64__)
+  std::uint64_t control_;
+#else
+  std::fenv_t all_;
+#endif
+};
+
+// Sets other modes for this thread; the destructor restores its own environment.
+class FloatingPointScope {
+ public:
+  explicit FloatingPointScope(const FloatingPointModes& modes)
+      : changes_(!(FloatingPointModes::of_this_thread() == modes)) {
+    if (!changes_) return;
+#if defined(__x86_64__)
+    __asm__ __volatile__("stmxcsr %0" : "=m"(own_sse_) : : "memory");
+#endif
+    std::feholdexcept(&own_);  // clears raised exceptions, which might trap under the new modes
+    modes.apply();
+  }
+  FloatingPointScope(const FloatingPointScope&) = delete;
+  FloatingPointScope& operator=(const FloatingPointScope&) = delete;
+  ~FloatingPointScope() {
+    if (!changes_) return;
+    std::fesetenv(&own_);
+#if defined(__x86_64__)  // on Windows fesetenv does not restore the flushing of subnormals
+    __asm__ __volatile__("ldmxcsr %0" : : "m"(own_sse_) : "memory");
+#endif
+  }
+
+ private:
+  const bool changes_;
+  std::fenv_t own_;
+#if defined(__x86_64__)
+  std::uint32_t own_sse_;
+#endif
+};
+
 // A borrowed task of any type.
 class TaskRef {
  public:
@@ -91,6 +175,30 @@ class TaskRef {
  private:
   const void* task_;
   void (*call_)(const void*, Index, Index);
+};
+
+// A call's tasks, of which each thread draws one after another until none is left, in the
+// floating-point environment of the thread that made this.
+struct DrawnTasks {
+  // Those that all threads write lie apart from what all read.
+  static constexpr std::size_t cache_line = 64;
+
+  const TaskRef task;
+  const Index tasks;
+  const FloatingPointModes modes = FloatingPointModes::of_this_thread();
+  alignas(cache_line) std::atomic<Index> next{0};
+  std::atomic<int> failed{0};  // a bool's exchange needs libatomic on some machines
+  std::exception_ptr error{};  // what the first task that failed threw; the others are not run
+
+  void draw(Index slot) {
+    const FloatingPointScope scope(modes);
+    try {
+      for (Index drawn = next++; drawn < tasks; drawn = next++) task(drawn, slot);
+    } catch (...) {  // must not leave the thread
+      next = tasks;
+      if (failed.exchange(1) == 0) error = std::current_exception();
+    }
+  }
 };
 
 // A borrowed executor of any type, so that what uses it is compiled once for all of them.

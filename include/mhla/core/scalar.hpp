@@ -19,13 +19,6 @@ MHLA_NAMESPACE_BEGIN
 // whatever type its owner gave it, as through char.
 
 /// \cond INTERNAL
-struct [[gnu::may_alias]] BFloat16;
-struct [[gnu::may_alias]] Half;
-MHLA_HOST_DEVICE inline float load(BFloat16 stored);
-MHLA_HOST_DEVICE inline float load(Half stored);
-MHLA_HOST_DEVICE inline void store(BFloat16& stored, float value);
-MHLA_HOST_DEVICE inline void store(Half& stored, float value);
-
 namespace scalar_traits {
 template <class To, class From>
 MHLA_HOST_DEVICE To reinterpret(From from) {
@@ -63,72 +56,51 @@ MHLA_HOST_DEVICE float to_odd(X value) {
 }  // namespace scalar_traits
 /// \endcond
 
-/// bfloat16 in memory: the upper half of a float. A storage type without arithmetic. Conversions
-/// are explicit: `BFloat16(x)` rounds a floating-point number once, to nearest, ties to even;
-/// `float(b)` widens without rounding.
-struct [[gnu::may_alias]] BFloat16 {
-  std::uint16_t bits;  ///< sign, 8 bits of exponent, 7 of mantissa
+/// What BFloat16 and Half, each a Self, have in common: storage types without arithmetic.
+/// Conversions are explicit: `Self(x)` rounds a floating-point number once, to nearest, ties to
+/// even; `float(s)` widens without rounding.
+template <class Self>
+struct [[gnu::may_alias]] SixteenBits {
+  std::uint16_t bits;  ///< sign, exponent, mantissa
 
-  /// Uninitialized; `BFloat16{}` is 0.
-  BFloat16() = default;
+  /// Uninitialized; `Self{}` is 0.
+  SixteenBits() = default;
   /// The nearest to a number, ties to even, or to another 16-bit type's value.
-  template <scalar_traits::ConvertsTo<BFloat16> X>
-  MHLA_HOST_DEVICE explicit BFloat16(X value) {
-    store(*this, scalar_traits::to_odd(value));
+  template <scalar_traits::ConvertsTo<Self> X>
+  MHLA_HOST_DEVICE explicit SixteenBits(X value) {
+    store(static_cast<Self&>(*this), scalar_traits::to_odd(value));
   }
   /// Of a representation, a std::uint16_t.
-  MHLA_HOST_DEVICE static constexpr BFloat16 from_bits(std::uint16_t representation) {
-    BFloat16 result;
+  MHLA_HOST_DEVICE static constexpr Self from_bits(std::uint16_t representation) {
+    Self result;
     result.bits = representation;
     return result;
   }
   template <class X>
-  static BFloat16 from_bits(X) = delete;
+  static Self from_bits(X) = delete;
   /// The value, without rounding.
   template <std::floating_point X>
   MHLA_HOST_DEVICE explicit operator X() const {
-    return static_cast<X>(load(*this));
+    return static_cast<X>(load(static_cast<const Self&>(*this)));
   }
 };
 
-/// IEEE binary16 in memory. A storage type without arithmetic; conversions are as BFloat16's.
-struct [[gnu::may_alias]] Half {
-  std::uint16_t bits;  ///< sign, 5 bits of exponent, 10 of mantissa
+/// bfloat16 in memory, the upper half of a float: 8 bits of exponent, 7 of mantissa.
+struct [[gnu::may_alias]] BFloat16 : SixteenBits<BFloat16> {
+  using SixteenBits::SixteenBits;
+};
 
-  /// Uninitialized; `Half{}` is 0.
-  Half() = default;
-  /// The nearest to a number, ties to even, or to another 16-bit type's value.
-  template <scalar_traits::ConvertsTo<Half> X>
-  MHLA_HOST_DEVICE explicit Half(X value) {
-    store(*this, scalar_traits::to_odd(value));
-  }
-  /// Of a representation, a std::uint16_t.
-  MHLA_HOST_DEVICE static constexpr Half from_bits(std::uint16_t representation) {
-    Half result;
-    result.bits = representation;
-    return result;
-  }
-  template <class X>
-  static Half from_bits(X) = delete;
-  /// The value, without rounding.
-  template <std::floating_point X>
-  MHLA_HOST_DEVICE explicit operator X() const {
-    return static_cast<X>(load(*this));
-  }
+/// IEEE binary16 in memory: 5 bits of exponent, 10 of mantissa.
+struct [[gnu::may_alias]] Half : SixteenBits<Half> {
+  using SixteenBits::SixteenBits;
 };
 
 namespace scalar_traits {
+template <class T>
+concept SixteenBitStorage = std::same_as<T, BFloat16> || std::same_as<T, Half>;
 template <class Storage>
 struct Accumulator {
-  using type = Storage;
-};
-template <>
-struct Accumulator<BFloat16> {
-  using type = float;
-};
-template <>
-struct Accumulator<Half> {
-  using type = float;
+  using type = std::conditional_t<SixteenBitStorage<Storage>, float, Storage>;
 };
 
 // The 16-bit conversions compute every case and select by such a mask: with a branch, a loop over a
@@ -146,12 +118,19 @@ using Accumulator = typename scalar_traits::Accumulator<Storage>::type;
 /// A type tensors can be stored in: float, double, any other floating-point type, BFloat16, Half.
 template <class T>
 concept StorageScalar = std::same_as<T, std::remove_cv_t<T>> &&
-    (std::floating_point<T> || std::same_as<T, BFloat16> || std::same_as<T, Half>);
+    (std::floating_point<T> || scalar_traits::SixteenBitStorage<T>);
 
 /// \cond INTERNAL
 // A floating-point type, not const.
 template <class T>
 concept WritableScalar = std::floating_point<T> && !std::is_const_v<T>;
+
+// A power of two, divided by which numbers up to `largest` have squares that neither overflow nor
+// vanish; 1 if that is 0 or not finite.
+template <class T>
+T square_scale(T largest) {
+  return largest > 0 && (std::isfinite)(largest) ? std::ldexp(T(1), std::ilogb(largest)) : T(1);
+}
 /// \endcond
 
 /// The value of a stored element.
@@ -223,9 +202,8 @@ MHLA_HOST_DEVICE inline void store(Half& stored, float value) {
 
 /// Rounds another floating-point type once, to nearest, ties to even. Integers do not compile: they
 /// might be meant as representations.
-template <class Storage, class X>
-requires(std::same_as<Storage, BFloat16> || std::same_as<Storage, Half>) MHLA_HOST_DEVICE
-    void store(Storage& stored, X value) {
+template <scalar_traits::SixteenBitStorage Storage, class X>
+MHLA_HOST_DEVICE void store(Storage& stored, X value) {
   static_assert(
       std::floating_point<X>,
       "mhla: store(x, value) takes a floating-point value; for a representation write x = "

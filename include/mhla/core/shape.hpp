@@ -8,7 +8,6 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -174,12 +173,9 @@ MHLA_ONCE_A_CALL inline void require_consistent(const Shape& shape) {
 /// \endcond
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(Shape shape_of, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call shape_of(q, k, v, mix) with mhla::TensorView of rank 4, and 3 or 2 "
-                "for mix, or, after #include <mhla/attention.hpp>, with Eigen tensors");
-  return {};
-})
+MHLA_NO_SUCH_CALL(Shape shape_of,
+                  "mhla: call shape_of(q, k, v, mix) with mhla::TensorView of rank 4, and 3 or 2 "
+                  "for mix, or, after #include <mhla/attention.hpp>, with Eigen tensors")
 /// \endcond
 
 /// \}

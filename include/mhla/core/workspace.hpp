@@ -12,7 +12,6 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <new>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -42,6 +41,9 @@ struct WorkspaceView {
       WorkspaceView(Memory* memory, Bytes bytes)
       : data(static_cast<std::byte*>(static_cast<void*>(memory))),
         size(static_cast<Index>(bytes)) {}
+
+  /// Its bytes.
+  constexpr operator Span<const std::byte>() const { return {data, size}; }  // NOLINT: of the same
 };
 
 /// Scratch memory that the caller owns: allocated once, here, and handed to any number of calls,
@@ -62,12 +64,10 @@ class Workspace {
           static_cast<std::size_t>(bytes), std::align_val_t{std::size_t{workspace_alignment}}));
   }
   /// \cond INTERNAL
-  MHLA_ANY_CALL(explicit Workspace, {
-    static_assert(no_such_call<Given...>,
-                  "mhla: make a Workspace from its number of bytes: mhla::forward_workspace_size "
-                  "and backward_workspace_size say how many; memory of your own is an "
-                  "mhla::WorkspaceView {memory, bytes}");
-  })
+  MHLA_NO_SUCH_CALL(explicit Workspace,
+                    "mhla: make a Workspace from its number of bytes: mhla::forward_workspace_size "
+                    "and backward_workspace_size say how many; memory of your own is an "
+                    "mhla::WorkspaceView {memory, bytes}")
   /// \endcond
   /// Empties the other.
   Workspace(Workspace&& other) noexcept
@@ -118,6 +118,14 @@ class Arena {
   template <class T>
   Span<T> take(Index count) {
     return {reinterpret_cast<T*>(take_elements(count, static_cast<Index>(sizeof(T)))), count};
+  }
+  WorkspaceView take_bytes(Index bytes) { return {take<std::byte>(bytes).data, bytes}; }
+  // In row-major order.
+  template <class T, class... Extents>
+  TensorView<T, int(sizeof...(Extents))> take_tensor(Extents... extents) {
+    Index size = 1;
+    ((size = checked_mul(size, extents)), ...);
+    return make_view(take<T>(size).data, extents...);
   }
 
   Index used() const { return used_; }

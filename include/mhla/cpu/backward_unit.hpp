@@ -7,7 +7,7 @@
 //                           (Causal: and what the own block's queries send back, dm_bb with it)
 //
 // The summaries S_b, z_b are there before it starts: recomputed, or saved by the forward pass. `by`
-// is exact::Backward (exact/backward.hpp) or pairs::Backward (pairs/backward.hpp).
+// is exact::Backward (exact.hpp) or pairs::Backward (pairs/backward.hpp).
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,6 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/forward_unit.hpp>
-#include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -35,10 +34,10 @@ struct BackwardRequest {
   bool mixing() const { return gradients.mix.wanted; }
   /// dS~: needed for dk, dv and dmix.
   bool mixed_summaries() const { return keys() || mixing(); }
+  /// What own queries send back to keys' features: needed for dk and m_ii's gradient.
+  bool own_keys() const { return gradients.key.wanted || mixing(); }
   /// c, the gradient of the denominators: needed for all but dv.
-  bool denominators() const {
-    return normalizes<L> && (query() || gradients.key.wanted || mixing());
-  }
+  bool denominators() const { return normalizes<L> && (query() || own_keys()); }
   /// dQ^r = U S~^T: needed for dq and c.
   bool query_features() const { return query() || denominators(); }
 };
@@ -78,22 +77,21 @@ void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
   const Extents& e = plan.extents;
   const Span<A> grad_products = unit.memory.denominators;  // which are no longer needed
   loop.parallel_for(e.group_size, [&](Index g, Index) {
-    mixed_product_gradient<A>(unit_mixing(plan, unit, g),
-                              head_offsets(e, unit.memory.grad_denominators, g),
-                              head_offsets(e, grad_products, g));
+    multiply_left_transposed<A>(head_offsets(e, grad_products, g), unit_mixing(plan, unit, g),
+                                head_offsets(e, unit.memory.grad_denominators, g));
   });
   loop.parallel_for(unit.queries.blocks, [&](Index i, Index slot) {
     const SlotScratch<A>& scratch = plan.scratch[slot];
     const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
     const Span<A> grad_key_sum{unit.memory.grad_key_sums.data + i * e.feature_dim, e.feature_dim};
-    for (Index c = 0; c < e.feature_dim; ++c) grad_key_sum[c] = A(0);
+    std::fill_n(grad_key_sum.data, grad_key_sum.size, A(0));
     for (Index g = 0; g < e.group_size; ++g) {
       for (Index t = 0; t < block.tiles; ++t) {
         const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + t];
         const Span<A> weight = tile_offsets(e, grad_products, g, i, tile);
         if (request.gradients.key.wanted) {
           const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, scratch);
-          own_key_sum_gradient<A>(q.features, weight, grad_key_sum, Into::add);
+          weighted_row_sum<A>(grad_key_sum, q.features, weight, Into::add);
         }
         if (!request.query()) continue;
         unpack_feature_gradient(features_of(operands, operands.scale(), plan.tables.queries, tile),
@@ -107,22 +105,28 @@ void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
   });
 }
 
-/// Mixes what queries send back to the key blocks of a group, from(matrix) into `to`.
+/// dS and dz of key blocks from `first` on: mixes what queries send back to them, from(matrix).
 template <class L, class A, class From>
-void mix_group_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index first,
-                        const Panel<A>& to, const From& from) {
+void mix_blocks_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index first,
+                         const SummaryRows<A>& to, const From& from, bool summaries_wanted = true,
+                         bool key_sums_wanted = true) {
   const Problem& problem = plan.problem;
   [[maybe_unused]] const Index lag =
       lag_of(sight_of<L>) + problem.keys.first - problem.queries.first;
-  for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
-    const Into into = matrix == 0 ? Into::overwrite : Into::add;
-    const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
-    if constexpr (is_causal<L>) {
-      mix_past_summary_gradient<A>(mixing, first, lag, from(matrix), to, into);
-    } else {
-      mix_summary_gradient<A>(mixing, first, from(matrix), to, into);
+  const auto mix_back = [&](Panel<A> SummaryRows<A>::*width) {
+    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
+      const Into into = matrix == 0 ? Into::overwrite : Into::add;
+      const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
+      if constexpr (is_causal<L>) {
+        mix_past_summary_gradient<A>(mixing, first, lag, from(matrix).*width, to.*width, into);
+      } else {
+        mix_summary_gradient<A>(mixing, first, from(matrix).*width, to.*width, into);
+      }
     }
-  }
+  };
+  if (summaries_wanted) mix_back(&SummaryRows<A>::summaries);
+  if constexpr (mixes_key_sums<L>)
+    if (key_sums_wanted) mix_back(&SummaryRows<A>::key_sums);
 }
 
 /// dS and dz of a group of key blocks, in the scratch of a slot; dS only if it is asked for.
@@ -139,14 +143,10 @@ SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
     if (summaries_wanted) set_zero(grad.summaries);
     set_zero(grad.key_sums);
   }
-  if (summaries_wanted)
-    mix_group_gradient(plan, unit, grad.first, grad.summaries,
-                       [&](Index matrix) { return mixed_gradients(plan, unit, matrix).summaries; });
-  if constexpr (mixes_key_sums<L>)
-    if (request.gradients.key.wanted)
-      mix_group_gradient(plan, unit, grad.first, grad.key_sums, [&](Index matrix) {
-        return mixed_gradients(plan, unit, matrix).key_sums;
-      });
+  mix_blocks_gradient(
+      plan, unit, grad.first, grad,
+      [&](Index matrix) { return mixed_gradients(plan, unit, matrix); }, summaries_wanted,
+      request.gradients.key.wanted);
   return grad;
 }
 
@@ -206,7 +206,11 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
     by.denominator_gradient(at, q.rotated, u, denominators, total.rotated, c);
     if constexpr (mixes_products<L>) return;  // dq waits for dR
 
-    by.add_key_sum_gradient(at, q.features, u, c, first ? Into::overwrite : Into::add);
+    const Into into = first ? Into::overwrite : Into::add;
+    if (request.mixed_summaries())
+      weighted_row_sum<A>(mixed_gradients(plan, unit, at.matrix).key_sum(at.block), q.features, c,
+                          into);
+    by.add_mean_gradient(at, q.features, u, into);
     total.weights = c;
     total.unrotated = every_row(at.mixed.key_sum(at.block));
     if (is_causal_within_block<L>) total.unrotated = at.own.key_sums.placed();
@@ -241,7 +245,6 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
   const Extents& e = plan.extents;
   const SlotScratch<A>& scratch = k.scratch;
   const KeyGradients<A> own = by.own_gradients(k);
-  const bool keys_wanted = request.gradients.key.wanted || request.mixing();
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
     if (k.last) {  // no later tile has contributed to dP
       set_zero(own.rotated);
@@ -260,15 +263,19 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
       const Panel<const A> u = pack_grad_numerators(operands, query_rows(plan, unit, g, request.dy),
                                                     k.tile, denominators, scratch);
       by.add_own_queries(k, matrix, q.rotated, u, own, k.last && g == heads.first);
-      if (normalizes<L> && keys_wanted)
+      if (normalizes<L> && request.own_keys())
         add_weighted_rows<A>(own.features,
                              tile_offsets(e, unit.memory.grad_denominators, g, k.block, k.tile),
                              q.features);
     }
-    if (normalizes<L> && keys_wanted)
-      accumulate_backwards<A>(
-          own.features, {scratch.own.grad_running.data + matrix * e.feature_dim, e.feature_dim});
-
+    if (normalizes<L> && request.own_keys()) {
+      // dK_j / m_ii = w + sum over t >= j of c_t Q_t, which w becomes
+      A* const running = scratch.own.grad_running.data + matrix * e.feature_dim;
+      for (Index t = own.features.rows - 1; t >= 0; --t) {
+        add_scaled_row<A>(running, A(1), own.features.row(t), e.feature_dim);
+        copy_row(own.features.row(t), running, e.feature_dim);
+      }
+    }
     add_own_gradients(
         request, own_weight(plan, unit, matrix, k.block), k.features, own, k.gradients,
         request.mixing() ? unit.memory.grad_mixing.row(matrix) + plan.own_entry(k.block) : nullptr);

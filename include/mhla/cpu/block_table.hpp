@@ -13,7 +13,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/kernels.hpp>
 #include <mhla/policy/batch_layout.hpp>
@@ -136,14 +139,8 @@ class Builder {
   Builder(Index max_tokens, TilesOf tiles_of, const BlockTable* table)
       : max_tokens_(max_tokens), tiles_of_(tiles_of), table_(table) {}
 
-  // Adds the blocks of a grid whose first token is `first_token`; returns how many there are up to
-  // the last one with a token that takes part.
-  template <class Takes>
-  Index add(const Grid& grid, Index first_token, const Takes& takes) {
-    const BlockRange all{0, grid.num_blocks()};
-    return add(grid, all, all, first_token, takes);
-  }
-  // Adds some of a grid's blocks, where the tokens of `held` blocks alone are counted.
+  // Adds some of a grid's blocks, where the tokens of `held` blocks alone are counted, the first of
+  // them `first_token`; returns how many there are up to the last one with a token that takes part.
   template <class Takes>
   MHLA_ONCE_A_CALL Index add(const Grid& grid, const BlockRange& range, const BlockRange& held,
                              Index first_token, const Takes& takes) {
@@ -268,37 +265,22 @@ struct BlockTables {
   BlockTable keys;
 };
 
-/// The table of `batch` sequences, one per item, of which there are the blocks `range` of `grid`,
-/// in tensors that hold those of `held`.
-MHLA_ONCE_A_CALL inline BlockTable uniform_block_table(Arena& arena, const Grid& grid,
-                                                       const BlockRange& range,
-                                                       const BlockRange& held, Index batch,
-                                                       Index max_tokens = max_tile_tokens,
-                                                       TilesOf tiles_of = TilesOf::block) {
-  return block_table::build(arena, max_tokens, tiles_of, [&](block_table::Builder& builder) {
-    builder.add(grid, range, held, 0, block_table::EveryToken{});
-    for (Index item = 0; item < batch; ++item) builder.add_sequence(item, 0, range.count);
-  });
-}
-/// The table of all blocks.
-inline BlockTable uniform_block_table(Arena& arena, const Grid& grid, Index batch,
-                                      Index max_tokens = max_tile_tokens) {
-  const BlockRange all{0, grid.num_blocks()};
-  return uniform_block_table(arena, grid, all, all, batch, max_tokens);
-}
-
 /// One sequence per batch item, all cut the same way.
 template <AttentionVariant V>
 MHLA_ONCE_A_CALL BlockTables block_tables(Arena& arena, const V&, const Problem& problem,
                                           Index max_tokens, TilesOf tiles_of) {
-  const Index batch = problem.shape.batch;
-  const BlockTable queries = uniform_block_table(arena, problem.query_grid, problem.queries,
-                                                 problem.held_queries, batch, max_tokens, tiles_of);
+  const auto table = [&](const Grid& grid, const BlockRange& range, const BlockRange& held) {
+    return block_table::build(arena, max_tokens, tiles_of, [&](block_table::Builder& builder) {
+      builder.add(grid, range, held, 0, block_table::EveryToken{});
+      for (Index item = 0; item < problem.shape.batch; ++item)
+        builder.add_sequence(item, 0, range.count);
+    });
+  };
+  const BlockTable queries = table(problem.query_grid, problem.queries, problem.held_queries);
   if (problem.query_grid == problem.key_grid && problem.queries == problem.keys &&
       problem.held_queries == problem.held_keys)
     return {queries, queries};
-  return {queries, uniform_block_table(arena, problem.key_grid, problem.keys, problem.held_keys,
-                                       batch, max_tokens, tiles_of)};
+  return {queries, table(problem.key_grid, problem.keys, problem.held_keys)};
 }
 
 /// The sequences of one item, each with its own blocks, shared by queries and keys.
@@ -312,8 +294,9 @@ MHLA_ONCE_A_CALL BlockTables block_tables(Arena& arena, const Packed<A, Offset>&
         for (Index s = 0; s < packed.sequences(); ++s) {
           grid.extent[2] = packed.length(s);
           const Index first = builder.blocks;
-          builder.add_sequence(0, first,
-                               builder.add(grid, packed.begin(s), block_table::EveryToken{}));
+          const BlockRange all{0, grid.num_blocks()};
+          builder.add_sequence(
+              0, first, builder.add(grid, all, all, packed.begin(s), block_table::EveryToken{}));
         }
       });
   return {table, table};
@@ -337,6 +320,46 @@ MHLA_ONCE_A_CALL BlockTables block_tables(Arena& arena, const Padded<A>& padded,
   const BlockTable queries =
       table(problem.query_grid, problem.queries, problem.held_queries, padded.masks.query);
   return {queries, table(problem.key_grid, problem.keys, problem.held_keys, padded.masks.key)};
+}
+
+/// One side's blocks whose tokens a mask [batch, tokens of `held`] has, and what mask and counts
+/// are called.
+struct MaskedBlocks {
+  const char* mask_name;
+  const char* used_name;
+  const Grid& grid;
+  BlockRange blocks;
+  BlockRange held;
+  TensorView<const std::uint8_t, 2> mask;
+};
+
+/// Calls visit(item, n) where blocks [0, n) of an item are those up to the last with a token that
+/// the mask keeps; 0: there is none.
+template <class X, class Visit>
+void for_each_used(const MaskedBlocks& of, Index batch, Span<X> used, const Visit& visit) {
+  TokenMasks::require_fit(of.mask, of.mask_name, batch, of.grid.num_tokens(of.held));
+  require_extent(of.used_name, "batch", used.size, batch, "it counts the blocks of every item");
+  for (Index item = 0; item < batch; ++item) {
+    const Index last = block_table::Builder(1, TilesOf::block, nullptr)
+                           .add(of.grid, of.blocks, of.held, of.mask, item);
+    visit(item, last == 0 ? 0 : of.blocks.first + last);
+  }
+}
+
+/// Raises used[item] to what these blocks show.
+inline void count_used(const MaskedBlocks& of, Index batch, Span<Index> used) {
+  for_each_used(of, batch, used,
+                [&](Index item, Index n) { used[item] = (std::max)(used[item], n); });
+}
+
+/// Throws ShapeError unless used[item] is at least that.
+inline void require_used(const MaskedBlocks& of, Index batch, Span<const Index> used) {
+  for_each_used(of, batch, used, [&](Index item, Index n) {
+    if (used[item] < n || used[item] > of.grid.num_blocks())
+      throw ShapeError({"mhla: ", of.used_name, "[", item, "] is ", used[item],
+                        " but must be at least ", n, ", by the mask of blocks [", of.blocks.first,
+                        ", ", of.blocks.end(), "), and at most ", of.grid.num_blocks()});
+  });
 }
 
 }  // namespace cpu

@@ -16,7 +16,6 @@
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <optional>
-#include <type_traits>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN
@@ -68,7 +67,7 @@ class CpuPlan {
     const ExecutorRef runner = executor;
     require_planned(runner, operands);
     require_forward(calls_->attention, shape_, operands, y, {}, {}).require_addresses();
-    calls_->forward.run(calls_->attention, runner, operands, y, save);
+    calls_->forward.run(runner, operands, y, save);
   }
 
   /// The gradients of sum(dy o attention(q, k, v, mix)), as backward_into.
@@ -81,14 +80,13 @@ class CpuPlan {
                 const ForwardState<Accumulator<T>>* saved = nullptr) {
     const ExecutorRef runner = executor;
     require_planned(runner, operands);
-    const V& attention = calls_->attention;
     auto& planned = calls_->backward;
     if (!planned)
       throw ShapeError("mhla: CpuPlan::backward: the plan is for PlannedPasses::forward");
     require_enumerator("update", update, Update::accumulate);
-    require_backward(attention, shape_, operands, dy, gradients, {}, {}).require_addresses();
-    planned->run(attention, runner, operands, dy, gradients, update,
-                 planned->template summaries<T>(attention, saved));
+    require_backward(calls_->attention, shape_, operands, dy, gradients, {}, {})
+        .require_addresses();
+    planned->run(runner, operands, {dy, gradients, update}, planned->summaries(saved));
   }
 
   /// Bytes that the plan has allocated.
@@ -111,20 +109,18 @@ class CpuPlan {
                         " slots but the plan is for ", num_slots_});
   }
 
-  // Keeps its address when the plan is moved: what is laid out refers to the attention's mixing.
+  // Keeps its address when the plan is moved: what is laid out refers to the attention.
   struct Calls {
     std::vector<Workspace> memory;
     Arena arena{memory};
     V attention;
-    cpu::ForwardCallOf<V, T> forward;
-    std::optional<cpu::BackwardCallOf<V, T>> backward;
+    cpu::ForwardCall<V, T> forward;
+    std::optional<cpu::BackwardCall<V, T>> backward;
 
     Calls(const V& variant, const Problem& problem, const ExecutorRef& executor,
           PlannedPasses passes)
-        : attention(variant) {
-      forward.template lay_out<T>(arena, attention, problem, executor);
-      if (passes == PlannedPasses::both)
-        backward.emplace().template lay_out<T>(arena, attention, problem, executor);
+        : attention(variant), forward(arena, attention, problem, executor) {
+      if (passes == PlannedPasses::both) backward.emplace(arena, attention, problem, executor);
     }
   };
 

@@ -13,6 +13,12 @@
 //
 //   S_i-1 = K^r_i-1^T V_i-1            P_i+1 = sum_{b<i} m_i+1,b S_b
 //
+// or, by a recurrence, whose states take the place of the closed blocks' summaries,
+//
+//   H_i = g_i H_i-1 + b_i S_i-1        P_i+1 = sum_r a_i+1,r g_i+1,r H_i^r
+//
+// and m_i,i-1 = sum_r a_ir b_ir.
+//
 // Summaries are kept transposed, [value_dim, feature_dim], so that such columns are rows.
 #pragma once
 
@@ -22,9 +28,9 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/gemm.hpp>
-#include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/token_block.hpp>
+#include <mhla/policy/recurrent_mixing.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -78,6 +84,20 @@ struct DecodeUnit {
   /// z of the open block.
   Span<A> open_key_sum(const DecodeExtents& e, Index block) const {
     return {key_sums.data + (e.states > 0 ? 0 : block * e.feature_dim), e.feature_dim};
+  }
+  /// P_i^T, and z~_i.
+  A* mixed_summary(const DecodeExtents& e, int parity, Index matrix) const {
+    return mixed[parity].data + matrix * e.summary_size();
+  }
+  A* mixed_sum(const DecodeExtents& e, int parity, Index matrix) const {
+    return mixed_sums[parity].data + matrix * e.feature_dim;
+  }
+  /// Some tokens of a block.
+  Panel<A> key_rows(const DecodeExtents& e, int parity, Index first, Index count) const {
+    return panel(keys[parity].data + first * e.feature_dim, count, e.feature_dim);
+  }
+  Panel<A> value_rows(const DecodeExtents& e, int parity, Index first, Index count) const {
+    return panel(values[parity].data + first * e.value_dim, count, e.value_dim);
   }
   /// Columns [first, ...) of a state.
   A* state(const DecodeExtents& e, Index matrix, Index r, Index first) const {
@@ -134,6 +154,18 @@ struct DecodeTile {
 
   int open_turn() const { return static_cast<int>(block % 2); }
   int closing() const { return 1 - open_turn(); }
+};
+
+/// Columns that are the share of the work for the next blocks of tokens [begin, end) of a block.
+struct DecodeShare {
+  Index first;
+  Index count;
+
+  DecodeShare(const DecodeExtents& e, Index begin, Index end)
+      : first(even_split(e.value_dim, e.block_tokens, begin)),
+        count(even_split(e.value_dim, e.block_tokens, end) - first) {}
+  DecodeShare(const DecodeExtents& e, const DecodeTile& tile)
+      : DecodeShare(e, tile.first, tile.first + tile.tokens) {}
 };
 
 /// Restores a unit to its state before a call, if some task of the call throws. A repeated call
@@ -202,29 +234,30 @@ class DecodeUndo {
   }
   static void copy_states(const DecodeExtents& e, const DecodeUnit<A>& from,
                           const DecodeUnit<A>& to, Index begin, Index end) {
-    const Index first = even_split(e.value_dim, e.block_tokens, begin);
-    const Index columns = even_split(e.value_dim, e.block_tokens, end) - first;
+    const DecodeShare share(e, begin, end);
     for (Index matrix = 0; matrix < e.matrices; ++matrix)
       for (Index r = 0; r < e.states; ++r)
-        copy_row(to.state(e, matrix, r, first), from.state(e, matrix, r, first),
-                 columns * e.feature_dim);
+        copy_row(to.state(e, matrix, r, share.first), from.state(e, matrix, r, share.first),
+                 share.count * e.feature_dim);
   }
   // All that tokens [begin, end) of a block write where even and odd blocks alternate.
   static void copy_turns(const DecodeExtents& e, const DecodeUnit<A>& from, const DecodeUnit<A>& to,
                          int open, Index begin, Index end) {
-    const auto copy = [](const Span<A>& source, const Span<A>& target, Index first, Index count) {
-      copy_row(target.data + first, source.data + first, count);
+    const auto copy = [&](const Panel<A>& source, const Panel<A>& target) {
+      copy_row(target.data, source.data, source.rows * source.cols);
     };
     const int closing = 1 - open;
-    copy(from.keys[open], to.keys[open], begin * e.feature_dim, (end - begin) * e.feature_dim);
-    copy(from.values[open], to.values[open], begin * e.value_dim, (end - begin) * e.value_dim);
-    const Index first = even_split(e.value_dim, e.block_tokens, begin);
-    const Index columns = even_split(e.value_dim, e.block_tokens, end) - first;
+    const Index count = end - begin;
+    copy(from.key_rows(e, open, begin, count), to.key_rows(e, open, begin, count));
+    copy(from.value_rows(e, open, begin, count), to.value_rows(e, open, begin, count));
+    const DecodeShare share(e, begin, end);
     for (Index matrix = 0; matrix < e.matrices; ++matrix)
-      copy(from.mixed[closing], to.mixed[closing],
-           matrix * e.summary_size() + first * e.feature_dim, columns * e.feature_dim);
+      copy_row(to.mixed_summary(e, closing, matrix) + share.first * e.feature_dim,
+               from.mixed_summary(e, closing, matrix) + share.first * e.feature_dim,
+               share.count * e.feature_dim);
     if (end == e.block_tokens)
-      copy(from.mixed_sums[closing], to.mixed_sums[closing], 0, from.mixed_sums[closing].size);
+      copy_row(to.mixed_sums[closing].data, from.mixed_sums[closing].data,
+               from.mixed_sums[closing].size);
   }
 
   Span<A> key_sum_;
@@ -243,58 +276,36 @@ void read_out_decode_tile(const DecodeExtents& e, const DecodeUnit<A>& unit, con
                           Index matrix, const DecodeWeights<A>& weights,
                           const Panel<const A>& rotated_queries, const Panel<A>& scores,
                           const Panel<A>& numerators) {
-  // P_0 and P_1 are empty sums.
-  const Panel<const A> mixed = panel(unit.mixed[tile.open_turn()].data + matrix * e.summary_size(),
-                                     e.value_dim, e.feature_dim);
-  multiply_right_transposed(
-      numerators,
-      Panel<const A>{rotated_queries.data, tile.tokens, tile.block >= 2 ? e.feature_dim : 0,
-                     rotated_queries.stride},
-      Panel<const A>{mixed.data, e.value_dim, tile.block >= 2 ? e.feature_dim : 0, mixed.stride});
-
-  const auto keys = [&](int parity, Index first, Index count) {
-    return Panel<const A>(panel(unit.keys[parity].data, e.block_tokens, e.feature_dim))
-        .row_range(first, count);
-  };
-  const auto values = [&](int parity, Index first, Index count) {
-    return Panel<const A>(panel(unit.values[parity].data, e.block_tokens, e.value_dim))
-        .row_range(first, count);
-  };
+  const Index depth = tile.block >= 2 ? e.feature_dim : 0;  // P_0 and P_1 are empty sums
+  multiply_right_transposed<A>(
+      numerators, rotated_queries.col_range(0, depth),
+      {unit.mixed_summary(e, tile.open_turn(), matrix), e.value_dim, depth, e.feature_dim});
   const auto add = [&](int parity, Index count, A weight) {
     const Panel<A> part{scores.data, tile.tokens, count, scores.stride};
-    multiply_right_transposed(part, rotated_queries, keys(parity, 0, count));
+    multiply_right_transposed<A>(part, rotated_queries, unit.key_rows(e, parity, 0, count));
     scale_rows(part, weight);
-    multiply(numerators, part, values(parity, 0, count), Into::add);
+    multiply<A>(numerators, part, unit.value_rows(e, parity, 0, count), Into::add);
   };
+  const int open = tile.open_turn();
   if (tile.block >= 1) add(tile.closing(), e.block_tokens, weights.closing);
-  add(tile.open_turn(), tile.first, weights.open);
+  add(open, tile.first, weights.open);
   const Panel<A> own_transposed{scores.data, tile.tokens, tile.tokens, scores.stride};
-  multiply_right_transposed(own_transposed, keys(tile.open_turn(), tile.first, tile.tokens),
-                            rotated_queries);
+  multiply_right_transposed<A>(own_transposed, unit.key_rows(e, open, tile.first, tile.tokens),
+                               rotated_queries);
   scale_rows(own_transposed, weights.open);
-  multiply_lower(numerators, own_transposed, values(tile.open_turn(), tile.first, tile.tokens),
-                 Into::add);
+  multiply_lower<A>(numerators, own_transposed, unit.value_rows(e, open, tile.first, tile.tokens),
+                    Into::add);
 }
-
-/// Columns that are a tile's share of the work for the next blocks.
-struct DecodeShare {
-  Index first;
-  Index count;
-
-  DecodeShare(const DecodeExtents& e, const DecodeTile& tile)
-      : first(even_split(e.value_dim, e.block_tokens, tile.first)),
-        count(even_split(e.value_dim, e.block_tokens, tile.first + tile.tokens) - first) {}
-};
 
 /// The share's columns of S_i-1, [count, feature_dim].
 template <class A>
 void summarize_share(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile,
                      const DecodeShare& share, A* summary) {
   const int closing = tile.closing();
-  multiply_left_transposed(panel(summary, share.count, e.feature_dim),
-                           Panel<const A>{unit.values[closing].data + share.first, e.block_tokens,
-                                          share.count, e.value_dim},
-                           panel(unit.keys[closing].data, e.block_tokens, e.feature_dim));
+  multiply_left_transposed<A>(
+      panel(summary, share.count, e.feature_dim),
+      unit.value_rows(e, closing, 0, e.block_tokens).col_range(share.first, share.count),
+      unit.key_rows(e, closing, 0, e.block_tokens));
 }
 
 /// The tile's share of the work for the next blocks: of the columns of S_i-1, and of row i + 1 of
@@ -312,8 +323,7 @@ void prepare_next_block(const DecodeExtents& e, const DecodeUnit<A>& unit, const
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
     const A* next = row(matrix);
     if (next == nullptr) continue;
-    A* mixed =
-        unit.mixed[tile.closing()].data + matrix * e.summary_size() + share.first * e.feature_dim;
+    A* const mixed = unit.mixed_summary(e, tile.closing(), matrix) + share.first * e.feature_dim;
     multiply<A>(panel(mixed, 1, width), panel(next, 1, tile.block), summaries);
   }
 }
@@ -326,8 +336,59 @@ void mix_next_key_sums(const DecodeExtents& e, const DecodeUnit<A>& unit, Index 
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
     const A* next = row(matrix);
     if (next == nullptr) continue;
-    multiply<A>(panel(unit.mixed_sums[next_parity].data + matrix * e.feature_dim, 1, e.feature_dim),
+    multiply<A>(panel(unit.mixed_sum(e, next_parity, matrix), 1, e.feature_dim),
                 panel(next, 1, block + 1), panel(unit.key_sums.data, block + 1, e.feature_dim));
+  }
+}
+
+/// state = decay state + write sum, of row i; the first row begins anew.
+template <class A>
+void advance_state(A* state, Index row, A decay, A write, const A* sum, Index count) {
+  if (row == 1) std::fill_n(state, count, A(0));
+  scale_rows(panel(state, 1, count), row == 1 ? A(1) : decay);
+  add_scaled_row(state, write, sum, count);
+}
+
+/// prepare_next_block by a recurrence: the share's columns of H_i and of P_i+1.
+/// `row(matrix, block)` is a RecurrentRow, or has no data; `summary` is scratch
+/// [value_dim, feature_dim].
+template <class A, class Row>
+void advance_states(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile,
+                    const Row& row, A* summary) {
+  const DecodeShare share(e, tile);
+  const Index width = share.count * e.feature_dim;
+  if (tile.block == 0 || width == 0) return;
+  summarize_share(e, unit, tile, share, summary);
+  for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+    const RecurrentRow<A> now = row(matrix, tile.block);
+    const RecurrentRow<A> next = row(matrix, tile.block + 1);
+    A* const mixed = unit.mixed_summary(e, tile.closing(), matrix) + share.first * e.feature_dim;
+    std::fill_n(mixed, width, A(0));
+    for (Index r = 0; r < e.states; ++r) {
+      A* const state = unit.state(e, matrix, r, share.first);
+      advance_state(state, tile.block, now.decay(r), now.write_weight(r), summary, width);
+      if (next.row != nullptr)
+        add_scaled_row<A>(mixed, next.read_weight(r) * next.decay(r), state, width);
+    }
+  }
+}
+
+/// The recurrence of key sums, when block i is closed: H_i+1 and z~_i+1.
+template <class A, class Row>
+void advance_key_sums(const DecodeExtents& e, const DecodeUnit<A>& unit, Index block,
+                      const Row& row) {
+  const int next_parity = static_cast<int>((block + 1) % 2);
+  for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+    const RecurrentRow<A> next = row(matrix, block + 1);
+    if (next.row == nullptr) continue;
+    A* const mixed = unit.mixed_sum(e, next_parity, matrix);
+    std::fill_n(mixed, e.feature_dim, A(0));
+    for (Index r = 0; r < e.states; ++r) {
+      A* const state = unit.state_sum(e, matrix, r);
+      advance_state(state, block + 1, next.decay(r), next.write_weight(r),
+                    unit.open_key_sum(e, block).data, e.feature_dim);
+      add_scaled_row<A>(mixed, next.read_weight(r), state, e.feature_dim);
+    }
   }
 }
 

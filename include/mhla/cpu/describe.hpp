@@ -32,17 +32,8 @@ inline std::string describe() {
 #else
   text += has_pair_products() ? "by " : "in ";
 #endif
-  switch (pair_instruction()) {
-    case PairInstruction::none:
-      return text + "float";
-    case PairInstruction::vdpbf16ps:
-      return text + "VDPBF16PS";
-    case PairInstruction::tdpbf16ps:
-      return text + "TDPBF16PS";
-    case PairInstruction::bfmmla:
-      return text + "BFMMLA";
-  }
-  return text;
+  constexpr const char* names[] = {"float", "VDPBF16PS", "TDPBF16PS", "BFMMLA"};
+  return text + names[static_cast<int>(pair_instruction())];
 }
 
 /// \}

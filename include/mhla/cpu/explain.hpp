@@ -9,7 +9,6 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/quadratic/choice.hpp>
 #include <mhla/cpu/rounded_calls.hpp>
 #include <mhla/policy/problem.hpp>
@@ -19,30 +18,27 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// One direction of a call. Costs count only where there is a choice.
-struct DirectionReport {
-  bool quadratic;
-  bool rounded;  // products of bfloat16
-  PathCosts costs;
-  Index workspace;
-};
-
+/// One direction of a call; `rounds` if the linear path would multiply bfloat16.
 template <class V>
-std::string to_string(const V& attention, const DirectionReport& of, const char* direction) {
-  const auto thousands = [](double count) { return std::to_string(std::llround(count / 1e3)); };
-  std::string text =
-      std::string(direction) + ": path " + (of.quadratic ? "quadratic, " : "linear, ");
+std::string explain(const V& attention, const Problem& problem, bool backward, bool rounds,
+                    Index workspace) {
+  const bool quadratic = takes_quadratic_path(attention, problem, backward, rounds);
+  std::string text = std::string(backward ? "backward" : "forward") + ": path " +
+                     (quadratic ? "quadratic, " : "linear, ");
   if (!has_quadratic_path<V>)
     text += "the one that can run it";
   else if (attention.path != Path::automatic)
     text += "as asked for";
   else
     text += "the cheaper one by estimate";
-  text += of.rounded ? "; products of bfloat16" : "; products in the accumulator type";
-  if (has_quadratic_path<V>)
+  text += rounds && !quadratic ? "; products of bfloat16" : "; products in the accumulator type";
+  if (has_quadratic_path<V>) {
+    const PathCosts costs = path_costs<V>(problem, backward, rounds);
+    const auto thousands = [](double count) { return std::to_string(std::llround(count / 1e3)); };
     text += "\n  estimated cost of a kv head in thousand multiply-adds: linear " +
-            thousands(of.costs.linear) + ", quadratic " + thousands(of.costs.quadratic);
-  return text + "\n  workspace " + std::to_string(of.workspace) + " bytes\n";
+            thousands(costs.linear) + ", quadratic " + thousands(costs.quadratic);
+  }
+  return text + "\n  workspace " + std::to_string(workspace) + " bytes\n";
 }
 
 }  // namespace cpu
@@ -60,17 +56,11 @@ std::string to_string(const V& attention, const DirectionReport& of, const char*
 template <StorageScalar T, AttentionVariant V, Executor E>
 std::string explain(const V& attention, const Shape& shape, const E& executor) {
   const Problem problem = checked_problem(attention, shape);
-  const auto part = [&](bool backward, bool rounds, Index workspace, const char* name) {
-    const bool quadratic = cpu::takes_quadratic_path(attention, problem, backward, rounds);
-    return cpu::to_string(
-        attention,
-        {quadratic, rounds && !quadratic, cpu::path_costs<V>(problem, backward, rounds), workspace},
-        name);
-  };
-  return part(false, cpu::multiplies_pairs<T>(attention, problem),
-              forward_workspace_size<T>(attention, shape, executor), "forward") +
-         part(true, cpu::multiplies_pairs_backward<T>(attention, problem),
-              backward_workspace_size<T>(attention, shape, executor), "backward");
+  return cpu::explain(attention, problem, false, cpu::multiplies_pairs<T>(attention, problem),
+                      forward_workspace_size<T>(attention, shape, executor)) +
+         cpu::explain(attention, problem, true,
+                      cpu::multiplies_pairs_backward<T>(attention, problem),
+                      backward_workspace_size<T>(attention, shape, executor));
 }
 
 /// \}

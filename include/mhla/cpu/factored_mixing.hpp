@@ -9,7 +9,8 @@
 //   din += (1 x C^T x 1) dout          dC += dout in^T, over all neighbours that C treats alike
 //
 // Rows are as wide as a summary, or as a key sum. A task takes some columns of all rows through the
-// whole list, so that what one product leaves is in cache for the next.
+// whole list, so that what one product leaves is in cache for the next. Of a unit's query heads one
+// matrix is taken after the other.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,10 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/memory.hpp>
+#include <mhla/cpu/plan.hpp>
 #include <mhla/policy/mixing.hpp>
+#include <mhla/policy/traits.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -67,16 +71,18 @@ Panel<A> coefficients_of(const MixingProduct& product, A* coefficients) {
   return {coefficients + product.coefficient, product.rows, product.columns, product.stride};
 }
 
-/// The list applied to the inputs of `rows`.
+/// The list applied to the inputs of `rows`: the products whose sums are rows from `first` on.
 template <class A>
 void mix_by_products(Span<const MixingProduct> products, const A* coefficients,
-                     const MixingRows<A>& rows) {
-  for (const MixingProduct& product : products)
+                     const MixingRows<A>& rows, Index first) {
+  for (const MixingProduct& product : products) {
+    if (product.out < first) continue;
     for_each_copy(product, rows, rows, [&](const Panel<A>& out, const Panel<A>& in) {
       mix_rows<A>(out, coefficients_of(product, coefficients), false, in,
                   product.add ? Into::add : Into::overwrite,
                   product.triangular ? Terms::past : Terms::all);
     });
+  }
 }
 
 /// Its adjoint: adds to all rows that products read, of the gradients of those they write.
@@ -120,6 +126,123 @@ void for_each_column_range(Index width, const ExecutorRef& loop, const Run& run)
     const Index first = (std::min)(task * columns, width - apart);
     run(first, task < tasks ? (std::min)(columns, width - apart - first) : apart);
   });
+}
+
+/// Key blocks of the unit's work array: those of a whole grid count, also after a padded
+/// sequence's last token.
+template <class L, class A>
+Index structured_key_blocks(const Plan<L, A>& plan, const Unit<A>& unit) {
+  return plan.structure.layout_of(unit.keys.blocks).key_blocks();
+}
+
+/// The work array of one width.
+template <class L, class A>
+MixingRows<A> work_array(const Plan<L, A>& plan, const Unit<A>& unit, const Panel<A>& inputs,
+                         const Panel<A>& others) {
+  return {{inputs.data, structured_key_blocks(plan, unit), inputs.cols, inputs.stride}, others};
+}
+
+/// Rows [first, rows) of `memory` for summaries and key sums.
+template <class L, class A>
+SummaryRows<A> structured_rows(const Plan<L, A>& plan, const Unit<A>& unit, Span<A> memory,
+                               Index rows, Index first) {
+  const Extents& e = plan.extents;
+  return SummaryRows<A>(memory.data + first * e.summary_stride(),
+                        memory.data + rows * e.summary_stride() + first * e.feature_dim, e,
+                        unit.orientation, 0, rows - first, normalizes<L>);
+}
+
+/// S~ and z~ of all query blocks, and what follows them.
+template <class L, class A>
+SummaryRows<A> structured_mixtures(const Plan<L, A>& plan, const Unit<A>& unit) {
+  return structured_rows(plan, unit, unit.memory.mixed,
+                         plan.structure.num_rows() - plan.extents.key_blocks, 0);
+}
+
+/// The states before a stage's blocks, of matrix `matrix`, in the work array after S~: as the unit
+/// has sums, from where they were left, not transposed.
+template <class L, class A>
+void take_up_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
+                    const SummaryRows<A>& mixed) {
+  const Index states = unit.states.summaries.rows;
+  SummaryRows<A> from = unit.states;
+  const Index next = matrix * (from.summaries.cols + from.key_sums.cols);
+  from.summaries.data += next;
+  from.key_sums.data += next;
+  const SummaryRows<A> to = mixed.row_range(structured_key_blocks(plan, unit), states);
+  for (Index r = 0; r < states; ++r) {
+    if (unit.orientation == Orientation::transposed)
+      transpose<A>(to.summary(r), from.summary(r));
+    else
+      copy_row(to.summaries.row(r), from.summaries.row(r), from.summaries.cols);
+    copy_row(to.key_sums.row(r), from.key_sums.row(r), from.key_sums.cols);
+  }
+}
+
+/// S~ and z~ by matrix `matrix`, in the memory of the unit, and what follows them; or rows of the
+/// work array from `first_row` on alone.
+template <class L, class A>
+SummaryRows<A> mix_unit(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
+                        const ExecutorRef& loop, bool summaries_wanted, Index first_row = 0) {
+  const SummaryRows<A> mixed = structured_mixtures(plan, unit);
+  take_up_states(plan, unit, matrix, mixed);
+  const auto mix = [&](const Panel<A>& from, const Panel<A>& to) {
+    for_each_column_range(to.cols, loop, [&](Index first, Index count) {
+      const MixingRows<A> rows = work_array(plan, unit, from, to).col_range(first, count);
+      set_zero(rows.inputs.row_range(unit.keys.blocks, rows.inputs.rows - unit.keys.blocks));
+      mix_by_products(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), rows, first_row);
+    });
+  };
+  if (summaries_wanted) mix(unit.summaries.summaries, mixed.summaries);
+  if constexpr (mixes_key_sums<L>) mix(unit.summaries.key_sums, mixed.key_sums);
+  return mixed;
+}
+
+/// The gradients of the work array.
+template <class A>
+struct StructuredGradients {
+  SummaryRows<A> keys;   // dS and dz
+  SummaryRows<A> mixed;  // dS~ and dz~ of one matrix, and what follows them
+};
+
+template <class L, class A>
+StructuredGradients<A> structured_gradients(const Plan<L, A>& plan, const Unit<A>& unit) {
+  const Index rows = plan.structure.num_rows();
+  const auto from = [&](Index first) {
+    return structured_rows(plan, unit, unit.memory.grad_mixed, rows, first);
+  };
+  return {from(0), from(structured_key_blocks(plan, unit))};
+}
+
+/// The adjoint of mix_unit: adds to dS and dz, which the first matrix clears, and to the
+/// coefficients' gradient, [matrices, coefficients], if that is wanted.
+template <class L, class A>
+void mix_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
+                       bool mixing_wanted, const ExecutorRef& loop) {
+  const StructuredGradients<A> grad = structured_gradients(plan, unit);
+  const SummaryRows<A> mixed = structured_mixtures(plan, unit);
+  const Index others = num_rows(unit.products) - structured_key_blocks(plan, unit);
+  const Index left = unit.queries.blocks;
+  const Index after = unit.states_after ? plan.structure.num_states() : 0;
+  const auto pull_back = [&](Panel<A> SummaryRows<A>::*width) {
+    const MixingRows<A> grads =
+        work_array(plan, unit, grad.keys.*width, (grad.mixed.*width).row_range(0, others));
+    for_each_column_range(grads.width(), loop, [&](Index first, Index count) {
+      const MixingRows<A> part = grads.col_range(first, count);
+      if (matrix == 0) set_zero(part.inputs);
+      // But dS~, which the readout has left, of blocks with tokens, and that of states after them.
+      set_zero(part.others.row_range(left, others - left - after));
+      mix_by_products_gradient(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), part);
+    });
+    if (!mixing_wanted) return;
+    const MixingRows<A> values = work_array(plan, unit, unit.summaries.*width, mixed.*width);
+    loop.parallel_for(unit.products.size, [&](Index product, Index) {
+      mixing_coefficient_gradient(unit.products[product], grads, values,
+                                  unit.memory.grad_mixing.row(matrix));
+    });
+  };
+  pull_back(&SummaryRows<A>::summaries);
+  if constexpr (mixes_key_sums<L>) pull_back(&SummaryRows<A>::key_sums);
 }
 
 }  // namespace cpu

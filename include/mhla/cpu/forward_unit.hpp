@@ -7,7 +7,7 @@
 //
 // Under Causal a tile also reads its own block's keys, which are then added to S~_i and z~_i.
 //
-// `by` is a unit and how its products are made: exact::Forward (exact/forward.hpp), or with
+// `by` is a unit and how its products are made: exact::Forward (exact.hpp), or with
 // Precision::fast pairs::Forward (pairs/forward.hpp). `loop` is OneSlot, or the caller's executor
 // if the slots share a unit; the bits are the same.
 #pragma once
@@ -15,11 +15,9 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/block_mixing.hpp>
-#include <mhla/cpu/factored_unit.hpp>
-#include <mhla/cpu/mixed_product.hpp>
+#include <mhla/cpu/factored_mixing.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/tiles.hpp>
-#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -38,15 +36,16 @@ void mixed_products_of_unit(const Operands<L, T>& operands, const Unit<A>& unit,
     for (Index i = 0; i < block.tiles; ++i) {
       const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + i];
       const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, plan.scratch[slot]);
-      own_key_sum_products<A>(q.features, unit.summaries.key_sum(b),
-                              tile_offsets(e, unit.memory.products, g, b, tile));
+      row_products<A>(tile_offsets(e, unit.memory.products, g, b, tile), q.features,
+                      Span<const A>(unit.summaries.key_sum(b)));
     }
   });
   loop.parallel_for(e.group_size, [&](Index g, Index) {
-    mixed_product_denominators<A>(unit_mixing(plan, unit, g),
-                                  head_offsets(e, unit.memory.products, g),
-                                  static_cast<A>(operands.variant.normalizer.epsilon),
-                                  head_offsets(e, unit.memory.denominators, g));
+    const Panel<A> denominators = head_offsets(e, unit.memory.denominators, g);
+    multiply<A>(denominators, unit_mixing(plan, unit, g), head_offsets(e, unit.memory.products, g));
+    for (Index b = 0; b < denominators.rows; ++b)
+      for (Index p = 0; p < denominators.cols; ++p)
+        denominators.row(b)[p] += static_cast<A>(operands.variant.normalizer.epsilon);
   });
 }
 

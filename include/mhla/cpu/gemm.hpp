@@ -41,6 +41,12 @@ Panel<T> panel(T* data, Index rows, Index cols) {
   return {data, rows, cols, cols};
 }
 
+/// What a product of T reads: its type follows from the result's.
+template <class T>
+using Factor = Panel<const std::type_identity_t<T>>;
+template <class T>
+using Factors = Span<const std::type_identity_t<T>>;
+
 template <class A>
 void set_zero(const Panel<A>& panel) {
   for (Index r = 0; r < panel.rows; ++r) std::fill_n(panel.row(r), panel.cols, A(0));
@@ -60,25 +66,31 @@ MHLA_OUT_OF_LINE void multiply(const Product<T>& product) {
   multiply(product_tiles<T>(), product);
 }
 
+template <class T>
+Product<T> product_of(const Panel<T>& result, const Panel<const T>& a, bool transposed,
+                      const Panel<const T>& b, Into into) {
+  return {.rows = result.rows,
+          .cols = result.cols,
+          .depth = transposed ? a.rows : a.cols,
+          .a = a.placed(),
+          .a_transposed = transposed,
+          .b = b.placed(),
+          .c = result.placed(),
+          .add = into == Into::add};
+}
+
 /// result (+)= a b
 template <class T>
-void multiply(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
-              const Panel<const std::type_identity_t<T>>& b, Into into = Into::overwrite) {
-  multiply(Product<T>{.rows = result.rows,
-                      .cols = result.cols,
-                      .depth = a.cols,
-                      .a = a.placed(),
-                      .b = b.placed(),
-                      .c = result.placed(),
-                      .add = into == Into::add});
+void multiply(const Panel<T>& result, const Factor<T>& a, const Factor<T>& b,
+              Into into = Into::overwrite) {
+  multiply(product_of<T>(result, a, false, b, into));
 }
 
 /// result_r = scale_r (a b)_r, where result's rows need not be contiguous; without scales all are
 /// 1. `prefetch`, if any, is fetched meanwhile.
 template <class T>
-void multiply_into_rows(const Rows<T>& result, const Panel<const std::type_identity_t<T>>& a,
-                        const Panel<const std::type_identity_t<T>>& b,
-                        Span<const std::type_identity_t<T>> scales, Prefetch* prefetch) {
+void multiply_into_rows(const Rows<T>& result, const Factor<T>& a, const Factor<T>& b,
+                        Factors<T> scales = {}, Prefetch* prefetch = nullptr) {
   multiply(Product<T>{.rows = a.rows,
                       .cols = b.cols,
                       .depth = a.cols,
@@ -110,8 +122,7 @@ void multiply_left_transposed_rows(const Panel<T>& result, Index depth,
 
 /// The product of panels.
 template <class T>
-void multiply_left_transposed(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
-                              const Panel<const std::type_identity_t<T>>& b,
+void multiply_left_transposed(const Panel<T>& result, const Factor<T>& a, const Factor<T>& b,
                               Into into = Into::overwrite, Prefetch* prefetch = nullptr) {
   multiply_left_transposed_rows<T>(result, a.rows, a.placed(), b.placed(), into, prefetch);
 }
@@ -126,82 +137,51 @@ MHLA_OUT_OF_LINE const DotTiles<T>& dot_tiles() {
 
 /// result (+)= a b^T. A part of the rows of a gets the same bits as all `rows`, if it says so.
 template <class T>
-MHLA_OUT_OF_LINE void multiply_right_transposed(const Panel<T>& result,
-                                                const Panel<const std::type_identity_t<T>>& a,
-                                                const Panel<const std::type_identity_t<T>>& b,
-                                                Into into, Index rows) {
+MHLA_OUT_OF_LINE void multiply_right_transposed(const Panel<T>& result, const Factor<T>& a,
+                                                const Factor<T>& b, Into into = Into::overwrite,
+                                                Index rows = -1) {
   // Adding up the lanes of every sum is cheaper than transposing b if there are few sums per
   // element of b, or many terms per sum.
   constexpr Index few_rows = 4;
   constexpr Index many_rows = 96;
   constexpr Index long_row = 1024;
-  const Product<T> product{.rows = result.rows,
-                           .cols = result.cols,
-                           .depth = a.cols,
-                           .a = a.placed(),
-                           .b = b.placed(),
-                           .c = result.placed(),
-                           .add = into == Into::add};
+  const Product<T> product = product_of<T>(result, a, false, b, into);
+  if (rows < 0) rows = a.rows;
   if (rows <= few_rows || (rows < many_rows && a.cols >= long_row)) {
     multiply_dots(dot_tiles<T>(), product);
   } else {
     multiply_transposed(product_tiles<T>(), product);
   }
 }
-template <class T>
-void multiply_right_transposed(const Panel<T>& result,
-                               const Panel<const std::type_identity_t<T>>& a,
-                               const Panel<const std::type_identity_t<T>>& b,
-                               Into into = Into::overwrite) {
-  multiply_right_transposed(result, a, b, into, a.rows);
-}
 
 /// result [cols, rows] = a^T
 template <class T>
-void transpose(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a) {
+void transpose(const Panel<T>& result, const Factor<T>& a) {
   product_tiles<T>().transpose(a.rows, a.cols, a.data, a.stride, result.data, result.stride);
-}
-
-template <class T>
-Product<T> mixing_product(const Panel<T>& result, const Panel<const T>& weights, bool transposed,
-                          const Panel<const T>& b, Into into) {
-  return {.rows = result.rows,
-          .cols = result.cols,
-          .depth = transposed ? weights.rows : weights.cols,
-          .a = weights.placed(),
-          .a_transposed = transposed,
-          .b = b.placed(),
-          .c = result.placed(),
-          .add = into == Into::add};
 }
 
 /// result (+)= weights b, or weights^T b, for rows of b that exceed the caches.
 template <class T>
-MHLA_ONCE_A_CALL void mix_rows(const Panel<T>& result,
-                               const Panel<const std::type_identity_t<T>>& weights, bool transposed,
-                               const Panel<const std::type_identity_t<T>>& b, Into into) {
-  multiply_panels<T>(product_tiles<T>(), mixing_product<T>(result, weights, transposed, b, into),
+MHLA_ONCE_A_CALL void mix_rows(const Panel<T>& result, const Factor<T>& weights, bool transposed,
+                               const Factor<T>& b, Into into) {
+  multiply_panels<T>(product_tiles<T>(), product_of<T>(result, weights, transposed, b, into),
                      Terms::all, nullptr);
 }
 
 /// The weighted product, for triangles, too: rows of b without a weight are not read.
 template <class T>
-MHLA_ONCE_A_CALL void mix_rows(const Panel<T>& result,
-                               const Panel<const std::type_identity_t<T>>& weights, bool transposed,
-                               const Panel<const std::type_identity_t<T>>& b, Into into,
-                               Terms terms) {
+MHLA_ONCE_A_CALL void mix_rows(const Panel<T>& result, const Factor<T>& weights, bool transposed,
+                               const Factor<T>& b, Into into, Terms terms) {
   if (terms == Terms::all) return mix_rows<T>(result, weights, transposed, b, into);
   TriangleKernel<T>* triangle = nullptr;
   with_kernels<T>([&](auto kernels) { triangle = kernels.triangle; });
-  multiply_panels<T>(product_tiles<T>(), mixing_product<T>(result, weights, transposed, b, into),
-                     terms, triangle);
+  multiply_panels<T>(product_tiles<T>(), product_of<T>(result, weights, transposed, b, into), terms,
+                     triangle);
 }
 
 /// result_r = <a_r, b_r>, row by row
 template <class T>
-MHLA_OUT_OF_LINE void row_products(const Span<T>& result,
-                                   const Panel<const std::type_identity_t<T>>& a,
-                                   const Panel<const std::type_identity_t<T>>& b) {
+MHLA_OUT_OF_LINE void row_products(const Span<T>& result, const Factor<T>& a, const Factor<T>& b) {
   with_kernels<T>([&](auto kernels) {
     kernels.row_products(a.rows, a.cols, a.data, a.stride, b.data, b.stride, result.data);
   });
@@ -209,8 +189,7 @@ MHLA_OUT_OF_LINE void row_products(const Span<T>& result,
 
 /// result_r = <a_r, b> for one row b
 template <class T>
-void row_products(const Span<T>& result, const Panel<const std::type_identity_t<T>>& a,
-                  const Span<const std::type_identity_t<T>>& b) {
+void row_products(const Span<T>& result, const Factor<T>& a, const Factors<T>& b) {
   row_products(result, a, Panel<const T>{b.data, a.rows, b.size, 0});
 }
 
@@ -231,7 +210,7 @@ struct CompensatedSum {
 /// after row r
 template <class T>
 MHLA_OUT_OF_LINE void add_rows(const CompensatedSum<T>& result, std::type_identity_t<T> weight,
-                               const Panel<const std::type_identity_t<T>>& a, Into into,
+                               const Factor<T>& a, Into into,
                                const Panel<std::type_identity_t<T>>& running = {}) {
   if (into == Into::overwrite) result.set_zero();
   with_kernels<T>([&](auto kernels) {
@@ -242,24 +221,17 @@ MHLA_OUT_OF_LINE void add_rows(const CompensatedSum<T>& result, std::type_identi
 
 /// result (+)= sum of weight_r a_r over the rows of a; all 1 if `weights` is empty
 template <class T>
-void weighted_row_sum(const Span<T>& result, const Panel<const std::type_identity_t<T>>& a,
-                      const Span<const std::type_identity_t<T>>& weights, Into into) {
+void weighted_row_sum(const Span<T>& result, const Factor<T>& a, const Factors<T>& weights,
+                      Into into) {
   if (weights.size > 0)
-    return multiply(Product<T>{.rows = 1,
-                               .cols = result.size,
-                               .depth = a.rows,
-                               .a = {weights.data, 0},
-                               .b = a.placed(),
-                               .c = {result.data, result.size},
-                               .add = into == Into::add});
+    return multiply<T>(panel(result.data, 1, result.size), {weights.data, 1, a.rows, 0}, a, into);
   add_rows(CompensatedSum<T>{result}, T(1), a, into);
 }
 
 /// result_r = weight_r x_r, all 1 if `weights` is empty; the rows x need not be contiguous and may
 /// be stored in 16 bits
 template <class T, class Stored>
-MHLA_OUT_OF_LINE void weighted_rows(const Panel<T>& result,
-                                    const Span<const std::type_identity_t<T>>& weights,
+MHLA_OUT_OF_LINE void weighted_rows(const Panel<T>& result, const Factors<T>& weights,
                                     const Rows<const Stored>& x) {
   with_kernels<T>([&](auto kernels) {
     kernels.template weighted_rows<Stored>(result.rows, result.cols,
@@ -270,8 +242,7 @@ MHLA_OUT_OF_LINE void weighted_rows(const Panel<T>& result,
 
 /// The inverse: result_r (+)= weight_r x_r
 template <class Stored, class T>
-MHLA_OUT_OF_LINE void store_rows(const Rows<Stored>& result,
-                                 const Span<const std::type_identity_t<T>>& weights,
+MHLA_OUT_OF_LINE void store_rows(const Rows<Stored>& result, const Factors<T>& weights,
                                  const Panel<const T>& x, Update update) {
   with_kernels<T>([&](auto kernels) {
     kernels.template store_rows<Stored>(x.rows, x.cols, weights.size > 0 ? weights.data : nullptr,
@@ -287,8 +258,7 @@ MHLA_OUT_OF_LINE void add_scaled_row(T* to, T scale, const T* from, Index count)
 
 /// result_r += weight_r a_r
 template <class T>
-void add_weighted_rows(const Panel<T>& result, const Span<const std::type_identity_t<T>>& weights,
-                       const Panel<const std::type_identity_t<T>>& a) {
+void add_weighted_rows(const Panel<T>& result, const Factors<T>& weights, const Factor<T>& a) {
   for (Index r = 0; r < result.rows; ++r)
     add_scaled_row(result.row(r), weights[r], a.row(r), a.cols);
 }
@@ -305,7 +275,7 @@ MHLA_OUT_OF_LINE T inner_product(const Panel<const T>& a, const Panel<const T>& 
 
 /// inverse = 1 / x. False if an x or its inverse is 0 or not finite.
 template <class T>
-MHLA_OUT_OF_LINE bool invert(const Span<const std::type_identity_t<T>>& x, const Span<T>& inverse) {
+MHLA_OUT_OF_LINE bool invert(const Factors<T>& x, const Span<T>& inverse) {
   bool finite = true;
   with_kernels<T>([&](auto kernels) { finite = kernels.invert(x.size, x.data, inverse.data); });
   return finite;
@@ -326,7 +296,7 @@ void scale_rows(const Panel<T>& a, T scale) {
 
 /// result += scale a
 template <class T>
-void add_scaled(const Panel<T>& result, T scale, const Panel<const std::type_identity_t<T>>& a) {
+void add_scaled(const Panel<T>& result, T scale, const Factor<T>& a) {
   for (Index r = 0; r < result.rows; ++r) add_scaled_row(result.row(r), scale, a.row(r), a.cols);
 }
 
@@ -345,8 +315,7 @@ MHLA_OUT_OF_LINE void map_rows(const Map& map, T scale, const Rows<const Stored>
 /// empty; h may be absent.
 template <class Map, class Stored, class T>
 MHLA_OUT_OF_LINE void unmap_rows(const Map& map, T scale, const Rows<const Stored>& x,
-                                 const Panel<const std::type_identity_t<T>>& g,
-                                 Span<const std::type_identity_t<T>> weights,
+                                 const Factor<T>& g, Factors<T> weights,
                                  const Rows<const std::type_identity_t<T>>& h,
                                  const Rows<Stored>& result, Update update) {
   with_kernels<T>([&](auto kernels) {
@@ -360,17 +329,14 @@ MHLA_OUT_OF_LINE void unmap_rows(const Map& map, T scale, const Rows<const Store
 /// result_t (+)= sum over j <= t of lower_tj b_j, of the transposed lower^T: entries above the
 /// diagonal are not read.
 template <class T>
-void multiply_lower(const Panel<T>& result,
-                    const Panel<const std::type_identity_t<T>>& lower_transposed,
-                    const Panel<const std::type_identity_t<T>>& b, Into into = Into::overwrite) {
+void multiply_lower(const Panel<T>& result, const Factor<T>& lower_transposed, const Factor<T>& b,
+                    Into into = Into::overwrite) {
   mix_rows(result, lower_transposed, true, b, into, Terms::past);
 }
 
 /// result_j (+)= sum over t >= j of lower_tj b_t: the adjoint of `multiply_lower`.
 template <class T>
-void multiply_lower_transposed(const Panel<T>& result,
-                               const Panel<const std::type_identity_t<T>>& lower,
-                               const Panel<const std::type_identity_t<T>>& b,
+void multiply_lower_transposed(const Panel<T>& result, const Factor<T>& lower, const Factor<T>& b,
                                Into into = Into::overwrite) {
   mix_rows(result, lower, true, b, into, Terms::future);
 }

@@ -78,7 +78,7 @@ inline bool has_bfmmla() {
 }
 #endif
 
-/// Instructions that multiply bfloat16 in pairs.
+/// Instructions that multiply bfloat16 in pairs; describe() has their names.
 enum class PairInstruction { none, vdpbf16ps, tdpbf16ps, bfmmla };
 
 /// The one that this machine has at a higher rate than float's: VDPBF16PS at that of FMA on AMD's

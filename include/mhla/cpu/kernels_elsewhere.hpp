@@ -42,11 +42,11 @@
   MHLA_SCORE_KERNELS_OF(prefix, T, Sight::all)         \
   MHLA_SCORE_KERNELS_OF(prefix, T, Sight::past_blocks) \
   MHLA_SCORE_KERNELS_OF(prefix, T, Sight::past_tokens)
-#define MHLA_SCORE_KERNELS_OF(prefix, T, S)                                         \
-  prefix template void quadratic::read_out_scores<T, S>(                            \
-      const quadratic::Weights<T, S>&, const quadratic::QueryRange&,                \
-      const quadratic::KeyPanels<T>&, const Panel<const T>&, const Panel<const T>&, \
-      const quadratic::Scratch<T>&, const Panel<T>&, Span<T>);                      \
+#define MHLA_SCORE_KERNELS_OF(prefix, T, S)                                                        \
+  prefix template void quadratic::read_out_scores<T, S>(                                           \
+      const quadratic::Weights<T, S>&, const TokenTile&, const quadratic::KeyPanels<T>&,           \
+      const Panel<const T>&, const Panel<const T>&, const quadratic::Scratch<T>&, const Panel<T>&, \
+      Span<T>);                                                                                    \
   prefix template struct quadratic::TileGradient<T, S>;
 
 // For a storage type.
@@ -59,14 +59,10 @@
                                                  const StridedRows<const Stored>&);     \
   prefix template void scatter_strided<Stored, T>(                                      \
       const StridedRows<Stored>&, const Span<const T>&, const Panel<const T>&, Update); \
-  MHLA_MAP_KERNELS(prefix, Relu, T, Stored)                                             \
-  MHLA_MAP_KERNELS(prefix, EluPlusOne, T, Stored)                                       \
-  MHLA_MAP_KERNELS(prefix, SquaredRelu, T, Stored)                                      \
-  MHLA_MAP_KERNELS(prefix, Exp, T, Stored)                                              \
-  MHLA_MAP_KERNELS(prefix, Identity, T, Stored)
+  MHLA_ELEMENTWISE_MAPS(MHLA_MAP_KERNELS, prefix, T, Stored)
 
 // For a feature map.
-#define MHLA_MAP_KERNELS(prefix, Map, T, Stored)                                          \
+#define MHLA_MAP_KERNELS(Map, prefix, T, Stored)                                          \
   prefix template void map_rows<Map, Stored, T>(const Map&, T, const Rows<const Stored>&, \
                                                 const Panel<T>&);                         \
   prefix template void unmap_rows<Map, Stored, T>(                                        \
@@ -76,12 +72,8 @@
 // For products of bfloat16 in pairs.
 #define MHLA_PAIR_KERNELS(prefix)                                      \
   prefix template const PairFunctions<float>& pair_functions<float>(); \
-  MHLA_PAIR_MAP_KERNELS(prefix, Relu)                                  \
-  MHLA_PAIR_MAP_KERNELS(prefix, EluPlusOne)                            \
-  MHLA_PAIR_MAP_KERNELS(prefix, SquaredRelu)                           \
-  MHLA_PAIR_MAP_KERNELS(prefix, Exp)                                   \
-  MHLA_PAIR_MAP_KERNELS(prefix, Identity)
-#define MHLA_PAIR_MAP_KERNELS(prefix, Map)                                                     \
+  MHLA_ELEMENTWISE_MAPS(MHLA_PAIR_MAP_KERNELS, prefix)
+#define MHLA_PAIR_MAP_KERNELS(Map, prefix)                                                     \
   prefix template void map_pair_rows<Map, BFloat16>(const Map&, const VnniPanel&, Index,       \
                                                     const Rows<const BFloat16>&, Span<float>); \
   prefix template void map_pair_columns<Map, BFloat16>(const Map&, float, const PairedRows&,   \

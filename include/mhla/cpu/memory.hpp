@@ -8,12 +8,11 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cpu/block_summary.hpp>
-#include <mhla/cpu/extents.hpp>
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/pairs/memory.hpp>
 #include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/quadratic/scores.hpp>
+#include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/token_block.hpp>
 #include <mhla/policy/mixing.hpp>
 
@@ -45,49 +44,51 @@ struct Needs {
   bool unrotated_too() const { return normalizer() && rotation; }
 };
 
-/// Panels of the keys of a causal query tile's own block.
+/// Panels of one tile.
 template <class A>
-struct OwnTileScratch {
-  Span<A> features;        // [tile tokens, feature_dim]: phi(k)
+struct TilePanels {
+  Span<A> features;        // [tile tokens, feature_dim]: phi
   Span<A> rotated;         // the same, rotated; `features` itself without a rotation
-  Span<A> values;          // [tile tokens, value_dim]: v
+  Span<A> values;          // [tile tokens, value_dim]: v, or numerators and y, or dy and U
+  Span<A> grad_features;   // [tile tokens, feature_dim]: of the rotated features
+  Span<A> grad_unrotated;  // [tile tokens, feature_dim]: of the normalizer's, under Causal
+  Span<A> grad_values;     // [tile tokens, value_dim]
+
+  TilePanels() = default;
+  MHLA_ONCE_A_CALL TilePanels(Arena& arena, const Extents& e, const Needs& needs) {
+    features = arena.take<A>(checked_mul(e.tile_tokens, e.feature_dim));
+    rotated = needs.rotation ? arena.take<A>(features.size) : features;
+    values = arena.take<A>(checked_mul(e.tile_tokens, e.value_dim));
+    if (!needs.backward) return;
+    grad_features = arena.take<A>(features.size);
+    grad_unrotated = arena.take<A>(needs.normalizer() && needs.own_tiles ? features.size : 0);
+    grad_values = arena.take<A>(values.size);
+  }
+};
+
+/// Panels of the keys of a causal query tile's own block; gradients are divided by m_ii.
+template <class A>
+struct OwnTileScratch : TilePanels<A> {
   Span<A> key_sums;        // [tile tokens, feature_dim]: p_t
   Span<A> scores;          // [tile tokens, tile tokens]
-  Span<A> grad_rotated;    // [tile tokens, feature_dim]: dK^r / m_ii
-  Span<A> grad_key_sums;   // [tile tokens, feature_dim]: dK / m_ii
-  Span<A> grad_values;     // [tile tokens, value_dim]: dV / m_ii
   Span<A> grad_summaries;  // [matrices, value_dim, feature_dim]: dP^T
   Span<A> grad_running;    // [matrices, feature_dim]: w
 
   OwnTileScratch() = default;
   MHLA_ONCE_A_CALL OwnTileScratch(Arena& arena, const Extents& e, const Needs& needs) {
     if (!needs.own_tiles) return;
-    const Index features_size = checked_mul(e.tile_tokens, e.feature_dim);
-    const Index values_size = checked_mul(e.tile_tokens, e.value_dim);
-    features = arena.take<A>(features_size);
-    rotated = needs.rotation ? arena.take<A>(features_size) : features;
-    values = arena.take<A>(values_size);
-    key_sums = arena.take<A>(needs.normalizer() ? features_size : 0);
+    TilePanels<A>::operator=({arena, e, needs});
+    key_sums = arena.take<A>(needs.normalizer() ? this->features.size : 0);
     scores = arena.take<A>(checked_mul(e.tile_tokens, e.tile_tokens));
     if (!needs.backward) return;
-    grad_rotated = arena.take<A>(features_size);
-    grad_key_sums = arena.take<A>(needs.normalizer() ? features_size : 0);
-    grad_values = arena.take<A>(values_size);
     grad_summaries = arena.take<A>(checked_mul(e.matrices, e.summary_size()));
     grad_running = arena.take<A>(needs.normalizer() ? checked_mul(e.matrices, e.feature_dim) : 0);
   }
 };
 
-/// Panels of one tile and one group of rows; one for every slot. Here and below `in_pairs` is a
-/// bool, or std::false_type where a call never multiplies pairs: memory for them is not compiled.
+/// Panels of one tile and one group of rows; one for every slot.
 template <class A>
-struct SlotScratch {
-  Span<A> features;           // [tile tokens, feature_dim]: phi
-  Span<A> rotated;            // the same, rotated; `features` itself without a rotation
-  Span<A> grad_features;      // [tile tokens, feature_dim]: of the rotated features
-  Span<A> grad_unrotated;     // [tile tokens, feature_dim]: of the normalizer's
-  Span<A> values;             // [tile tokens, value_dim]: v, or numerators and y, or dy and U
-  Span<A> grad_values;        // [tile tokens, value_dim]
+struct SlotScratch : TilePanels<A> {
   Span<A> denominators;       // [tile tokens]
   Span<A> inverses;           // [tile tokens]: 1 / den
   Span<A> grad_denominators;  // [tile tokens]
@@ -102,17 +103,9 @@ struct SlotScratch {
   quadratic::Scratch<A> quadratic;
 
   SlotScratch() = default;
-  template <class InPairs>
   MHLA_ONCE_A_CALL SlotScratch(Arena& arena, const Extents& e, Index key_dim, Index group_rows,
-                               const Needs& needs, InPairs in_pairs)
-      : own(arena, e, needs) {
-    features = arena.take<A>(checked_mul(e.tile_tokens, e.feature_dim));
-    rotated = needs.rotation ? arena.take<A>(features.size) : features;
-    grad_features = arena.take<A>(needs.backward ? features.size : 0);
-    values = arena.take<A>(checked_mul(e.tile_tokens, e.value_dim));
-    grad_unrotated =
-        arena.take<A>(needs.normalizer() && needs.backward && needs.own_tiles ? features.size : 0);
-    grad_values = arena.take<A>(needs.backward ? values.size : 0);
+                               const Needs& needs, bool in_pairs)
+      : TilePanels<A>(arena, e, needs), own(arena, e, needs) {
     denominators = arena.take<A>(needs.normalizer() ? e.tile_tokens : 0);
     inverses = arena.take<A>(denominators.size);
     grad_denominators = arena.take<A>(needs.normalizer() && needs.backward ? e.tile_tokens : 0);
@@ -196,9 +189,7 @@ struct UnitMemory {
   quadratic::Memory<A> quadratic;  // instead of all of the above but grad_mixing
 
   UnitMemory() = default;
-  template <class InPairs>
-  MHLA_ONCE_A_CALL UnitMemory(Arena& arena, const Extents& e, const Needs& needs,
-                              InPairs in_pairs) {
+  MHLA_ONCE_A_CALL UnitMemory(Arena& arena, const Extents& e, const Needs& needs, bool in_pairs) {
     if (needs.quadratic) {
       quadratic.lay_out(arena, e, needs.unrotated_too(), needs.backward);
       return;

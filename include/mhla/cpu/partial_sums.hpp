@@ -10,7 +10,7 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cpu/extents.hpp>
+#include <mhla/cpu/partition.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
 
@@ -27,13 +27,12 @@ struct PartialSums {
   Index size;         // elements of one: [matrices, matrix_size]
 
   /// `elements_of_all` if those are some rows of a matrix, whose sums have the same order.
-  PartialSums(const Problem& problem, Index sequences, Index elements_of_matrix,
-              Index elements_of_all)
+  PartialSums(const Problem& problem, Index elements_of_matrix, Index elements_of_all)
       : kv_heads(problem.shape.kv_heads), matrix_size(elements_of_matrix) {
     const Index matrices = Extents(problem).matrices;
     size = checked_mul(matrices, matrix_size);
     if (problem.shape.mix_per_item()) {  // nothing is summed
-      sequence_groups = sequences;
+      sequence_groups = problem.sequences;
       return;
     }
     // Enough of them to keep every core of a large machine busy, but in bounded memory.
@@ -42,8 +41,9 @@ struct PartialSums {
     const Index affordable = (std::max)(
         Index{1}, max_elements / (std::max)(Index{1}, checked_mul(matrices, elements_of_all)));
     const Index wanted = (std::min)(enough, affordable);
-    sequence_groups = (std::min)(
-        sequences, (std::max)(Index{1}, wanted / (std::max)(Index{1}, problem.all_kv_heads)));
+    sequence_groups =
+        (std::min)(problem.sequences,
+                   (std::max)(Index{1}, wanted / (std::max)(Index{1}, problem.all_kv_heads)));
   }
   Index count() const { return checked_mul(sequence_groups, kv_heads); }
 };

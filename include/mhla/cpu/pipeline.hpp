@@ -27,11 +27,10 @@ MHLA_ONCE_A_CALL void checked_forward_into(const V& attention, const ExecutorRef
                                            CallMemory&& memory,
                                            ForwardState<Accumulator<T>>* save) {
   const Problem problem = checked_problem(attention, x.shape());
-  require_forward(attention, problem.shape, x, y, memory.given(), {}).require_addresses();
-  ForwardCallOf<V, T> call;
-  call.template lay_out<T>(memory.arena(), attention, problem, executor);
+  require_forward(attention, problem.shape, x, y, memory.workspace(), {}).require_addresses();
+  ForwardCall<V, T> call(memory.arena, attention, problem, executor);
   memory.require_enough();
-  call.run(attention, executor, x, y, save);
+  call.run(executor, x, y, save);
 }
 
 /// Likewise a backward call.
@@ -44,13 +43,12 @@ MHLA_ONCE_A_CALL void checked_backward_into(const V& attention, const ExecutorRe
                                             const ForwardState<Accumulator<T>>* saved) {
   const Problem problem = checked_problem(attention, x.shape());
   require_enumerator("update", update, Update::accumulate);
-  require_backward(attention, problem.shape, x, dy, gradients, memory.given(), {})
+  require_backward(attention, problem.shape, x, dy, gradients, memory.workspace(), {})
       .require_addresses();
-  BackwardCallOf<V, T> call;
-  call.template lay_out<T>(memory.arena(), attention, problem, executor);
-  const auto kept = call.template summaries<T>(attention, saved);
+  BackwardCall<V, T> call(memory.arena, attention, problem, executor);
+  const auto kept = call.summaries(saved);
   memory.require_enough();
-  call.run(attention, executor, x, dy, gradients, update, kept);
+  call.run(executor, x, {dy, gradients, update}, kept);
 }
 
 }  // namespace cpu
@@ -65,8 +63,7 @@ template <StorageScalar T, AttentionVariant V, Executor E>
 MHLA_ONCE_A_CALL Index forward_workspace_size(const V& attention, const Shape& shape,
                                               const E& executor) {
   Arena arena;
-  cpu::ForwardCallOf<V, T>().template lay_out<T>(arena, attention,
-                                                 checked_problem(attention, shape), executor);
+  cpu::ForwardCall<V, T>(arena, attention, checked_problem(attention, shape), executor);
   return arena.used();
 }
 
@@ -77,8 +74,7 @@ template <StorageScalar T, AttentionVariant V, Executor E>
 MHLA_ONCE_A_CALL Index backward_workspace_size(const V& attention, const Shape& shape,
                                                const E& executor) {
   Arena arena;
-  cpu::BackwardCallOf<V, T>().template lay_out<T>(arena, attention,
-                                                  checked_problem(attention, shape), executor);
+  cpu::BackwardCall<V, T>(arena, attention, checked_problem(attention, shape), executor);
   return arena.used();
 }
 

@@ -1,6 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Readout of one tile of queries (arXiv 2601.07832, eq. 5) and its adjoint. Q: s phi(q) of the
-// tile, Q^r: the same rotated, S~ and z~: the mixed summary and key sum of its block.
+// One tile's part of a block's summary (arXiv 2601.07832, eq. 3), and its readout (eq. 5). K:
+// phi(k) of a tile of block b, K^r: the same rotated, V: its values.
+//
+//   S_b = sum over tiles K^r^T V        [feature_dim, value_dim]
+//   z_b = sum over tiles K^T 1          [feature_dim]
+//
+// Adjoint:   dK^r = V dS_b^T     dK += 1 dz_b^T     dV = K^r dS_b
+//
+// The forward pass multiplies by S, the backward pass by its transpose, and each keeps its own
+// form.
+//
+// Q: s phi(q) of a tile, Q^r: the same rotated, S~ and z~: the mixed summary and key sum of its
+// block.
 //
 //   num = Q^r S~     den = Q z~ + epsilon     y = num / den, 0 where den is 0
 //
@@ -8,6 +19,29 @@
 //   dQ^r = U S~^T    c_t = -<Q^r_t, dQ^r_t> / den_t    dQ += c z~^T
 //   dS~ += Q^r^T U   dz~ += Q^T c
 // so that neither y nor den is kept.
+//
+// Under Causal a query also reads its own block (section 4.2, with the mask its text leaves out),
+// tile by tile with a running summary. Inside block i the coefficient m_ii is constant, so this is
+// causal linear attention scaled by m_ii:
+//
+//   P = S~_i + m_ii sum over earlier tiles K^r^T V         p_t = z~_i + m_ii sum_{j <= t} K_j
+//   num = Q^r P + m_ii tril(Q^r K^r^T) V                   den_t = <Q_t, p_t> + epsilon
+//
+// Adjoint, where later tiles have left dP = sum Q^r^T U and w = sum c Q:
+//   dQ^r  = U P^T + m_ii tril(U V^T) K^r                   dQ_t += c_t p_t
+//   dK^r += m_ii (V dP^T + tril(U V^T)^T Q^r)              dK_j += m_ii (w + sum_{t >= j} c_t Q_t)
+//   dV   += m_ii (K^r dP + tril(Q^r K^r^T)^T U)
+//   dm_ii += sum_j <K^r_j, dK^r_j / m_ii> + <K_j, dK_j / m_ii>
+//
+// No entry above the diagonal is ever multiplied, so that a NaN does not reach earlier tokens.
+//
+// The MixedProduct normalizer of the released vision, DiT and video code has other denominators.
+// All blocks have n tokens; p is a token's offset in its block; R, den, C and dR are [blocks, n].
+//
+//   R_bp = <Q_bp, z_b>           den_ip = sum_b m_ib R_bp + epsilon
+//
+// Adjoint, with C_ip the gradient of den_ip:
+//   dm += C R^T    dR = m^T C    dQ_bp += dR_bp z_b    dz_b += sum_p dR_bp Q_bp
 #pragma once
 
 #include <cmath>
@@ -21,13 +55,29 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
+/// Orientation of summaries: [feature_dim, value_dim], or [value_dim, feature_dim].
+enum class Orientation { not_transposed, transposed };
+
+/// Adds a tile to its block's summary and key sum; the first tile of a block overwrites. Without a
+/// normalizer `key_sum` is empty. `prefetch`, if any, is fetched meanwhile.
+template <class A>
+void summarize(const Panel<const A>& features, const Panel<const A>& rotated,
+               const Rows<const A>& values, Orientation orientation, const Panel<A>& summary,
+               const CompensatedSum<A>& key_sum, Into into, Prefetch* prefetch) {
+  const Rows<const A> keys = rotated.placed();
+  const bool transposed = orientation == Orientation::transposed;
+  multiply_left_transposed_rows(summary, rotated.rows, transposed ? values : keys,
+                                transposed ? keys : values, into, prefetch);
+  if (key_sum.sum.size > 0) add_rows(key_sum, A(1), features, into);
+}
+
 /// den = Q z~ + epsilon                                                          // [tile tokens]
 /// `key_sums` is a Span, z~ of the block, or under Causal a Panel, p_t of every token.
 template <class A, class KeySums>
 void mixed_key_sum_denominators(const Panel<const A>& features, const KeySums& key_sums, A epsilon,
                                 Span<A> denominators) {
   row_products(denominators, features, key_sums);
-  for (Index t = 0; t < features.rows; ++t) denominators[t] += epsilon;
+  for (A& den : denominators) den += epsilon;
 }
 
 /// rows_t /= den_t, 0 where den_t is 0: y from num, and U from dy. Without a normalizer
@@ -49,22 +99,6 @@ void divide_rows(const Panel<A>& rows, Span<const A> denominators) {
   }
 }
 
-/// y = Q^r S~, row t times inverse_t; all 1 if `inverses` is empty.  // [tile tokens, value_dim]
-template <class A>
-void read_out(const Panel<const A>& rotated, const Panel<const A>& mixed_summary,
-              Span<const A> inverses, const Rows<A>& y, Prefetch* prefetch) {
-  multiply_into_rows(y, rotated, mixed_summary, inverses, prefetch);
-}
-
-/// dQ^r = U S~^T, of the transposed S~^T.                            // [tile tokens, feature_dim]
-template <class A>
-void read_out_query_gradient(const Panel<const A>& grad_numerators,
-                             const Panel<const A>& mixed_summary_transposed,
-                             const Panel<A>& grad_rotated, Prefetch* prefetch) {
-  multiply_into_rows(grad_rotated.placed(), grad_numerators, mixed_summary_transposed,
-                     Span<const A>{}, prefetch);
-}
-
 /// a / b. Not inlined: a compiler may move the division before the test whether b is 0, and where
 /// exceptions trap a division by 0 ends the program.
 template <class A>
@@ -82,19 +116,14 @@ void denominator_gradient(const Panel<const A>& rotated, const Panel<const A>& g
     gradient[t] = denominators[t] == A(0) ? A(0) : quotient(-gradient[t], denominators[t]);
 }
 
-/// dS~^T (+)= U^T Q^r                                                 // [value_dim, feature_dim]
+/// num += tril(Q^r (m_ii K^r)^T) V; `scores` is scratch, here for their transpose.
+//                                                                       // [tile tokens, value_dim]
 template <class A>
-void read_out_summary_gradient(const Panel<const A>& rotated, const Panel<const A>& grad_numerators,
-                               const Panel<A>& grad_mixed_summary_transposed, Into into,
-                               Prefetch* prefetch) {
-  multiply_left_transposed(grad_mixed_summary_transposed, grad_numerators, rotated, into, prefetch);
-}
-
-/// dz~ (+)= Q^T c                                                                 // [feature_dim]
-template <class A>
-void read_out_key_sum_gradient(const Panel<const A>& features, Span<const A> grad_denominators,
-                               Span<A> grad_mixed_key_sum, Into into) {
-  weighted_row_sum(grad_mixed_key_sum, features, grad_denominators, into);
+void read_out_own_tile(const Panel<const A>& rotated_queries, const Panel<const A>& scaled_keys,
+                       const Panel<const A>& values, const Panel<A>& scores,
+                       const Panel<A>& numerators) {
+  multiply_right_transposed(scores, scaled_keys, rotated_queries);
+  multiply_lower(numerators, scores, values, Into::add);
 }
 
 }  // namespace cpu

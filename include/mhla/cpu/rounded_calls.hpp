@@ -9,9 +9,9 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/plan.hpp>
-#include <mhla/policy/precision.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -21,20 +21,15 @@ namespace cpu {
 /// Whether a call with tensors of T multiplies bfloat16 in pairs. Not if its heads have so few
 /// features or values that rounding errors do not average out, nor under Causal if its blocks have
 /// so few tokens. Nor under BlockCausal: of a token that outweighs all others, and that one block
-/// sees in a summary that is rounded twice, too much would be lost. std::false_type if T or the
-/// variant rules it out.
+/// sees in a summary that is rounded twice, too much would be lost.
 template <class T, class V>
-auto multiplies_pairs([[maybe_unused]] const V& attention,
-                      [[maybe_unused]] const Problem& problem) {
-  if constexpr (!std::is_same_v<T, BFloat16> || sight_of<V> == Sight::past_blocks) {
-    return std::false_type{};
-  } else {
-    constexpr Index few = 32;
-    constexpr Index few_tokens = 4;
-    return attention.precision == Precision::fast && has_pair_products() &&
-           problem.feature_dim >= few && problem.shape.value_dim >= few &&
-           !(is_causal<V> && problem.query_grid.block_tokens() < few_tokens);
-  }
+bool multiplies_pairs(const V& attention, const Problem& problem) {
+  constexpr Index few = 32;
+  constexpr Index few_tokens = 4;
+  return std::is_same_v<T, BFloat16> && sight_of<V> != Sight::past_blocks &&
+         attention.precision == Precision::fast && has_pair_products() &&
+         problem.feature_dim >= few && problem.shape.value_dim >= few &&
+         !(is_causal<V> && problem.query_grid.block_tokens() < few_tokens);
 }
 
 /// Whether a variant's backward pass can be rounded. Rounding shows where differences are formed:
@@ -51,20 +46,14 @@ inline constexpr bool rounds_backward =
 /// rounding errors of dmix do not average out. With a normalizer, numerators and denominators must
 /// have the same features (no rotation), and phi(0) must be close to 0.
 template <class T, class V>
-auto multiplies_pairs_backward(const V& attention, const Problem& problem) {
+bool multiplies_pairs_backward(const V& attention, const Problem& problem) {
   constexpr Index few = 4;
   constexpr float least = 1e-3f;  // from here on rounding phi(0) shows
-  if constexpr (!std::is_same_v<T, BFloat16> || !rounds_backward<LoweredOf<V>> ||
-                (normalizes<V> && rotates<V>) || sight_of<V> == Sight::past_blocks) {
-    return std::false_type{};
-  } else if ((std::min)(problem.query_blocks, problem.key_blocks) < few) {
-    return false;
-  } else if constexpr (!normalizes<V>) {
-    return multiplies_pairs<T>(attention, problem);
-  } else {
-    return multiplies_pairs<T>(attention, problem) &&
-           (std::abs)(value_of(attention.feature_map, 0.0f)) < least;
-  }
+  if constexpr (!rounds_backward<LoweredOf<V>> || (normalizes<V> && rotates<V>)) return false;
+  if ((std::min)(problem.query_blocks, problem.key_blocks) < few) return false;
+  if constexpr (normalizes<V> && ElementwiseFeatureMap<typename V::FeatureMapType>)
+    if (!((std::abs)(value_of(attention.feature_map, 0.0f)) < least)) return false;
+  return multiplies_pairs<T>(attention, problem);
 }
 
 }  // namespace cpu

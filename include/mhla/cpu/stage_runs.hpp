@@ -12,12 +12,11 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cpu/stage_states.hpp>
+#include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/stage_units.hpp>
 #include <mhla/cpu/units.hpp>
-#include <mhla/cpu/used_blocks.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
@@ -70,9 +69,12 @@ class StageRun {
 
   void run(const stages::Summarize<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      const Operands<L, T> operands{lower(attention_), plan, {}, call.k, call.v, {}};
-      for_each_unit(plan, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-        summarize_for_float_mixing(operands, unit_at(plan, at, memory, call.summaries), loop);
+      const Operands<L, T> operands{{{}, call.k, call.v, {}}, lower(attention_), plan};
+      for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
+        summarize_for_float_mixing(operands,
+                                   at.with(at.sums(call.summaries, Orientation::not_transposed),
+                                           Orientation::not_transposed),
+                                   loop);
       });
     });
   }
@@ -81,9 +83,8 @@ class StageRun {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       if (recurs && call.blocks.count == 0) return;
       const Operands<L, T> operands = packed(plan, call.x);
-      for_each_unit(plan, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-        const Unit<A> unit = unit_of(plan, at, memory, call.sums);
-        read_out_by_float_mixing(operands, unit, call.y, loop);
+      for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
+        read_out_by_float_mixing(operands, at.with(call.sums), call.y, loop);
       });
       if constexpr (masked) clear_masked(attention_.masks.query, call.y);
     });
@@ -96,23 +97,23 @@ class StageRun {
       if (recurs && call.blocks.count == 0) return;
       ForwardPlan& plan = backward.plan;
       const Operands<L, T> operands = packed(plan, call.x);
-      for_each_unit(
-          request, backward, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-            const Unit<A> unit = transposed_unit_of(plan, at, memory, call.sums, loop);
-            const auto mixtures = rows_for(plan, call.left.mixtures, at, Orientation::transposed);
-            const auto hand_over = [&](Index matrix) {
-              copy_sums(mixed_gradients(plan, unit, matrix).row_range(0, unit.queries.blocks),
-                        mixtures(matrix));
-            };
-            read_out_unit_gradient(exact::Backward<L, T>{{operands, unit}, request}, loop,
-                                   hand_over);
-            if constexpr (!recurs) {
-              if (request.mixing()) mix_unit_matrix_gradient(operands, unit, loop);
-              for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) hand_over(matrix);
-            }
-            if constexpr (is_causal_within_block<V> && normalizes<V>)
-              leave_denominators(plan, unit, at, call.left.denominators);
-          });
+      for_each_unit(request, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
+        const Unit<A> unit = at.with_transposed(call.sums, loop);
+        const auto mixtures = at.matrix_sums(call.left.mixtures, Orientation::transposed);
+        const auto hand_over = [&](Index matrix) {
+          copy_sums(mixed_gradients(plan, unit, matrix).row_range(0, unit.queries.blocks),
+                    mixtures(matrix));
+        };
+        read_out_unit_gradient(exact::Backward<L, T>{{operands, unit}, request}, loop, hand_over);
+        if constexpr (!recurs) {
+          if (request.mixing()) mix_unit_matrix_gradient(operands, unit, loop);
+          for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) hand_over(matrix);
+        }
+        if constexpr (is_causal_within_block<V> && normalizes<V>)
+          at.for_each_denominator(
+              unit, call.left.denominators,
+              [](const A* memory, A* row, Index tokens) { copy_row(row, memory, tokens); });
+      });
       request.update = call.update.mix;
       write_mixing_gradient(operands, request, backward, executor_);
       if constexpr (masked)
@@ -127,12 +128,11 @@ class StageRun {
   void run(const stages::MixGradient<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       packed(plan, {{}, {}, {}, call.mix});
-      for_each_unit(plan, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-        const Unit<A> unit =
-            stage_unit(plan, at, masks_, memory, SummaryRows<A>{}, Orientation::transposed);
-        mix_stage_gradient<L>(plan, unit,
-                              sums_at(plan, call.summary_gradients, at, Orientation::transposed),
-                              rows_for(plan, call.mixtures, at, Orientation::transposed), loop);
+      for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
+        const Unit<A> unit = at.with({}, Orientation::transposed);
+        mix_stage_gradient<L>(plan, unit, at.sums(call.summary_gradients, Orientation::transposed),
+                              at.matrix_sums(read_only(call.mixtures), Orientation::transposed),
+                              loop);
       });
     });
   }
@@ -145,17 +145,16 @@ class StageRun {
       // Only the diagonal of dmix comes from here; what it is added to stays.
       BackwardRequest<L, T> to_mix = request;
       to_mix.update = Update::accumulate;
-      for_each_unit(
-          to_mix, backward, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-            const Unit<A> unit =
-                stage_unit(plan, at, masks_, memory, SummaryRows<A>{}, Orientation::transposed);
-            if constexpr (is_causal_within_block<V> && normalizes<V>)
-              take_up_denominators(plan, unit, at, call.denominators);
-            summarize_stage_gradient(
-                operands, request, unit,
-                sums_at(plan, read_only(call.summary_gradients), at, Orientation::transposed),
-                loop);
-          });
+      for_each_unit(to_mix, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
+        const Unit<A> unit = at.with({}, Orientation::transposed);
+        if constexpr (is_causal_within_block<V> && normalizes<V>)
+          at.for_each_denominator(
+              unit, call.denominators,
+              [](A* memory, const A* row, Index tokens) { copy_row(memory, row, tokens); });
+        summarize_stage_gradient(
+            operands, request, unit,
+            at.sums(read_only(call.summary_gradients), Orientation::transposed), loop);
+      });
       if constexpr (!recurs) {
         write_mixing_gradient(operands, to_mix, backward, executor_);
       } else if (request.mixing()) {
@@ -173,9 +172,9 @@ class StageRun {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       if (call.blocks.count == 0) return pass_on(call.sums.states, call.after);
       packed(plan, {{}, {}, {}, call.mix});
-      for_each_unit(plan, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-        advance_unit(plan, unit_of(plan, at, memory, call.sums),
-                     rows_for(plan, call.after, at, Orientation::not_transposed), loop);
+      for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
+        advance_unit(plan, at.with(call.sums),
+                     at.matrix_sums(call.after, Orientation::not_transposed), loop);
       });
     });
   }
@@ -184,24 +183,22 @@ class StageRun {
     const bool overwrites = call.update == Update::overwrite;
     in<BackwardPlan>(workspace, [&](BackwardPlan& backward) {
       if (call.blocks.count == 0) {
-        if (is_begun()) pass_on(call.states.after, call.states.before);
+        if (has_states_before(problem_)) pass_on(call.states.after, call.states.before);
         return;
       }
       ForwardPlan& plan = backward.plan;
       const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
       const BackwardRequest<L, T> request{{}, {skip, skip, skip, call.dmix}, Update::accumulate};
-      for_each_unit(request, backward,
-                    [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-                      const auto rows = [&](const TensorView<A, 2>& of) {
-                        return rows_for(plan, of, at, Orientation::transposed);
-                      };
-                      advance_unit_gradient(
-                          plan, transposed_unit_of(plan, at, memory, call.sums, loop),
-                          rows(read_only(call.mixtures)), rows(read_only(call.states.after)),
-                          rows(is_begun() ? call.states.before : TensorView<A, 2>{}),
-                          sums_at(plan, call.summary_gradients, at, Orientation::transposed),
-                          request.mixing(), loop);
-                    });
+      for_each_unit(request, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
+        const auto rows = [&](const TensorView<A, 2>& of) {
+          return at.matrix_sums(of, Orientation::transposed);
+        };
+        advance_unit_gradient(
+            plan, at.with_transposed(call.sums, loop), rows(read_only(call.mixtures)),
+            rows(read_only(call.states.after)),
+            rows(has_states_before(problem_) ? call.states.before : TensorView<A, 2>{}),
+            at.sums(call.summary_gradients, Orientation::transposed), request.mixing(), loop);
+      });
       if (overwrites) clear_parameters(call);
       write_mixing_gradient(operands, request, backward, executor_);
     });
@@ -209,27 +206,17 @@ class StageRun {
   }
 
  private:
-  static constexpr std::false_type exact{};
   // Whether tokens' products are rounded: in stages of a forward pass, whose mixing is not.
-  auto in_pairs() const {
-    const auto rounds = multiplies_pairs<T>(attention_, problem_);
-    if constexpr (std::is_same_v<decltype(rounds), const std::false_type>)
-      return exact;
-    else
-      return rounds && (problem_.stage == Stage::summarize || problem_.stage == Stage::read_out);
+  bool in_pairs() const {
+    return (problem_.stage == Stage::summarize || problem_.stage == Stage::read_out) &&
+           multiplies_pairs<T>(attention_, problem_);
   }
 
   Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
-  // Whether it has states before its blocks, of which there may be none.
-  bool is_begun() const {
-    const Index first = problem_.queries.first;
-    return first > 0 && first < problem_.query_grid.num_blocks();
-  }
-
   template <class PlanType>
   PlanType lay_out(Arena& arena) const {
     if constexpr (std::is_same_v<PlanType, BackwardPlan>)
-      return PlanType(arena, attention_, problem_, executor_, exact);
+      return PlanType(arena, attention_, problem_, executor_, false);
     else
       return PlanType(arena, attention_, problem_, executor_, units(), false, false, in_pairs());
   }
@@ -243,77 +230,29 @@ class StageRun {
     body(plan);
   }
   Operands<L, T> packed(ForwardPlan& plan, const OperandViews<T>& x) const {
-    plan.pack_mixing(x.mix, exact);
-    return {lower(attention_), plan, x.q, x.k, x.v, x.mix};
+    plan.pack_mixing(x.mix);
+    return {x, lower(attention_), plan};
   }
   template <class Run>
-  void for_each_unit(const ForwardPlan& plan, const Run& run_unit) const {
-    run_units(plan, units(), executor_, run_unit);
+  void for_each_unit(const ForwardPlan& plan, const Run& run) const {
+    run_units(plan, units(), executor_, run_of(plan, run));
   }
   template <class Run>
   void for_each_unit(const BackwardRequest<L, T>& request, const BackwardPlan& backward,
-                     const Run& run_unit) const {
-    run_backward_units(
-        request, backward, executor_,
-        [&](Index item, Index kv_head, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-          run_unit(item * problem_.shape.kv_heads + kv_head, memory, loop);
-        });
+                     const Run& run) const {
+    run_backward_units(request, backward, executor_, run_of(backward.plan, run));
   }
-
-  // Sums `at` in rows that have those of many units.
-  template <class Sum>
-  static SummaryRows<Sum> sums_at(const ForwardPlan& plan, const TensorView<Sum, 2>& rows, Index at,
-                                  Orientation orientation) {
-    const Extents& e = plan.extents;
-    const Index size = e.summary_size() + (normalizes<L> ? e.feature_dim : 0);
-    return sums_in_rows<L>(e, rows, at * size, orientation);
-  }
-  // The rows of each of a unit's matrices.
-  template <class Sum>
-  static auto rows_for(const ForwardPlan& plan, const TensorView<Sum, 2>& rows, Index at,
-                       Orientation orientation) {
-    return [&plan, rows, orientation, first = at * plan.extents.matrices](Index matrix) {
-      return sums_at(plan, rows, first + matrix, orientation);
+  template <class Run>
+  auto run_of(const ForwardPlan& plan, const Run& run) const {
+    return [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
+      run(StageUnit<L, A>{plan, masks_, at, memory}, loop);
     };
-  }
-  Unit<A> unit_at(const ForwardPlan& plan, Index at, const UnitMemory<A>& memory,
-                  const TensorView<A, 2>& summaries) const {
-    return stage_unit(plan, at, masks_, memory,
-                      sums_at(plan, summaries, at, Orientation::not_transposed),
-                      Orientation::not_transposed);
-  }
-  // The unit by RecurrentMixing, with states.
-  Unit<A> unit_of(const ForwardPlan& plan, Index at, const UnitMemory<A>& memory,
-                  const Sums<A>& sums) const {
-    return with_states(plan, at, sums, unit_at(plan, at, memory, read_only(sums.summaries)));
-  }
-  // The unit with summaries of its own, transposed.
-  Unit<A> transposed_unit_of(const ForwardPlan& plan, Index at, const UnitMemory<A>& memory,
-                             const Sums<A>& sums, const ExecutorRef& loop) const {
-    const Unit<A> unit = stage_unit(plan, at, masks_, memory,
-                                    summary_rows<L>(plan.extents, plan.problem.key_blocks,
-                                                    memory.summaries.data, Orientation::transposed),
-                                    Orientation::transposed);
-    const auto& summaries = sums.summaries;
-    take_up_summaries(unit, sums_at(plan, summaries, at, Orientation::not_transposed), loop);
-    for (Index b = summaries.extent[0]; b < unit.keys.blocks; ++b)  // that are not seen
-      set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
-    return with_states(plan, at, sums, unit);
-  }
-  Unit<A> with_states(const ForwardPlan& plan, Index at, const Sums<A>& sums,
-                      const Unit<A>& unit) const {
-    if constexpr (!recurs) return unit;
-    SummaryRows<A> before;
-    if (is_begun())
-      before = rows_for(plan, read_only(sums.states), at, Orientation::not_transposed)(0);
-    return cpu::with_states(
-        plan, unit, before,
-        problem_.stage == Stage::advance || problem_.stage == Stage::advance_gradient);
   }
 
   // States that no block changes.
   void pass_on(const TensorView<const A, 2>& from, const TensorView<A, 2>& to) const {
-    for (Index i = 0; i < to.size(); ++i) to.element(i) = is_begun() ? from.element(i) : A(0);
+    for (Index i = 0; i < to.size(); ++i)
+      to.element(i) = has_states_before(problem_) ? from.element(i) : A(0);
   }
   // What advance_gradient writes of dmix.
   void clear_parameters(const stages::AdvanceGradient<T>& call) const {

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Units of a stage (mhla/stages.hpp): some blocks of one, whose sums are rows of the caller's.
+// A unit of a stage (mhla/stages.hpp): some blocks of one, whose sums are in rows of the caller's.
+// Of a recurrence, the products of its list (policy/recurrent_mixing.hpp) whose sums are states,
+// and the adjoint of all of them:
+//
+//   H = states before, S   ->   states after
+//   dH after, dS~         ->   dH before, dS, dC
 #pragma once
 
 #include <algorithm>
@@ -9,14 +14,17 @@
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/backward_unit.hpp>
-#include <mhla/cpu/block_summary.hpp>
-#include <mhla/cpu/exact/backward.hpp>
+#include <mhla/cpu/exact.hpp>
+#include <mhla/cpu/factored_mixing.hpp>
 #include <mhla/cpu/memory.hpp>
+#include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/plan.hpp>
-#include <mhla/cpu/unit.hpp>
+#include <mhla/cpu/readout.hpp>
+#include <mhla/cpu/units.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/stages/blocks.hpp>
+#include <mhla/stages/calls.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -30,18 +38,6 @@ TensorView<A, 2> read_only(const TensorView<const A, 2>& rows) {
           {rows.stride[0], rows.stride[1]}};
 }
 
-/// The sums that begin at element `first` of every row.
-template <class L, class A>
-SummaryRows<A> sums_in_rows(const Extents& e, const TensorView<A, 2>& rows, Index first,
-                            Orientation orientation) {
-  if (rows.extent[0] == 0) return {};
-  A* const data = rows.data + first;
-  SummaryRows<A> sums(data, data + e.summary_size(), e, orientation, 0, rows.extent[0],
-                      normalizes<L>);
-  sums.summaries.stride = sums.key_sums.stride = rows.stride[0];
-  return sums;
-}
-
 /// Rows that `from` lacks are 0.
 template <class A>
 void copy_sums(const SummaryRows<A>& from, const SummaryRows<A>& to) {
@@ -53,30 +49,121 @@ void copy_sums(const SummaryRows<A>& from, const SummaryRows<A>& to) {
     set_zero(to.summary(b), to.key_sum(b));
 }
 
+/// Whether blocks before a stage's leave states; it may have no blocks.
+inline bool has_states_before(const Problem& problem) {
+  const Index first = problem.queries.first;
+  return first > 0 && first < problem.query_grid.num_blocks();
+}
+
 /// Unit `at` of a stage: kv head at % kv_heads of an item.
 template <class L, class A>
-Unit<A> stage_unit(const Plan<L, A>& plan, Index at, const StageMasks& masks,
-                   const UnitMemory<A>& memory, const SummaryRows<A>& summaries,
-                   Orientation orientation) {
-  const Problem& problem = plan.problem;
-  const Index item = at / problem.shape.kv_heads;
-  const auto used_of = [&](Span<const Index> blocks, const Grid& grid) {
-    return blocks.size > 0 ? blocks[item] : grid.num_blocks();
-  };
-  const Index all = used_of(masks.query_blocks, problem.query_grid);
-  const Index queries = std::clamp(all - problem.queries.first, Index{0}, problem.query_blocks);
-  const bool reads_all = !is_structured<L> && (problem.stage == Stage::read_out ||
-                                               problem.stage == Stage::read_out_gradient);
-  return {{item, plan.tables.queries.sequences[item].first_block, queries},
-          {item, plan.tables.keys.sequences[item].first_block,
-           reads_all ? used_of(masks.key_blocks, problem.key_grid) : problem.key_blocks},
-          at % problem.shape.kv_heads,
-          memory,
-          summaries,
-          orientation,
-          {},
-          all - queries};
-}
+struct StageUnit {
+  const Plan<L, A>& plan;
+  const StageMasks& masks;
+  Index at;
+  const UnitMemory<A>& memory;
+
+  /// Its sums in rows that have those of all units, side by side,
+  template <class Sum>
+  SummaryRows<Sum> sums(const TensorView<Sum, 2>& rows, Orientation orientation) const {
+    return sums_at(at, rows, orientation);
+  }
+  /// and those of each of its matrices.
+  template <class Sum>
+  auto matrix_sums(const TensorView<Sum, 2>& rows, Orientation orientation) const {
+    return [this, rows, orientation](Index matrix) {
+      return sums_at(at * plan.extents.matrices + matrix, rows, orientation);
+    };
+  }
+
+  /// The unit with these summaries,
+  Unit<A> with(const SummaryRows<A>& summaries, Orientation orientation) const {
+    const Problem& problem = plan.problem;
+    const Index item = at / problem.shape.kv_heads;
+    const auto used_of = [&](Span<const Index> blocks, const Grid& grid) {
+      return blocks.size > 0 ? blocks[item] : grid.num_blocks();
+    };
+    const Index all = used_of(masks.query_blocks, problem.query_grid);
+    const Index queries = std::clamp(all - problem.queries.first, Index{0}, problem.query_blocks);
+    const bool reads_all = !is_structured<L> && (problem.stage == Stage::read_out ||
+                                                 problem.stage == Stage::read_out_gradient);
+    return {{item, plan.tables.queries.sequences[item].first_block, queries},
+            {item, plan.tables.keys.sequences[item].first_block,
+             reads_all ? used_of(masks.key_blocks, problem.key_grid) : problem.key_blocks},
+            at % problem.shape.kv_heads,
+            memory,
+            summaries,
+            orientation,
+            {},
+            all - queries};
+  }
+  /// with the caller's,
+  Unit<A> with(const Sums<A>& of) const {
+    constexpr Orientation straight = Orientation::not_transposed;
+    return with_states(of, with(sums(read_only(of.summaries), straight), straight));
+  }
+  /// or with these transposed, in its own memory.
+  Unit<A> with_transposed(const Sums<A>& of, const ExecutorRef& loop) const {
+    const Unit<A> unit = with(summary_rows<L>(plan.extents, plan.problem.key_blocks,
+                                              memory.summaries.data, Orientation::transposed),
+                              Orientation::transposed);
+    take_up_summaries(unit, sums(of.summaries, Orientation::not_transposed), loop);
+    for (Index b = of.summaries.extent[0]; b < unit.keys.blocks; ++b)  // that are not seen
+      set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
+    return with_states(of, unit);
+  }
+
+  /// Calls visit(in its memory, in the row, tokens) for den and its gradient of every tile of the
+  /// unit's queries; rows [query blocks, (units, group_size, 2, block tokens)].
+  template <class B, class Visit>
+  void for_each_denominator(const Unit<A>& unit, const TensorView<B, 2>& rows,
+                            const Visit& visit) const {
+    const Extents& e = plan.extents;
+    for (Index i = 0; i < unit.queries.blocks; ++i) {
+      const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
+      for (Index g = 0; g < e.group_size; ++g) {
+        B* const row =
+            rows.data + i * rows.stride[0] + (at * e.group_size + g) * 2 * e.block_tokens;
+        for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
+          const TokenTile& tile = plan.tables.queries.tiles[t];
+          visit(tile_offsets(e, memory.denominators, g, i, tile).data, row + tile.offset,
+                tile.tokens);
+          visit(tile_offsets(e, memory.grad_denominators, g, i, tile).data,
+                row + e.block_tokens + tile.offset, tile.tokens);
+        }
+      }
+    }
+  }
+
+ private:
+  template <class Sum>
+  SummaryRows<Sum> sums_at(Index place, const TensorView<Sum, 2>& rows,
+                           Orientation orientation) const {
+    if (rows.extent[0] == 0) return {};
+    const Extents& e = plan.extents;
+    Sum* const data = rows.data + place * (e.summary_size() + (normalizes<L> ? e.feature_dim : 0));
+    SummaryRows<Sum> sums(data, data + e.summary_size(), e, orientation, 0, rows.extent[0],
+                          normalizes<L>);
+    sums.summaries.stride = sums.key_sums.stride = rows.stride[0];
+    return sums;
+  }
+  /// By a recurrence, with the states before the unit, not transposed, and if the stage advances
+  /// them those after it.
+  Unit<A> with_states(const Sums<A>& of, Unit<A> unit) const {
+    if constexpr (is_structured<L>) {
+      const Problem& problem = plan.problem;
+      if (has_states_before(problem))
+        unit.states = matrix_sums(read_only(of.states), Orientation::not_transposed)(0);
+      unit.keys.blocks = unit.queries.blocks;
+      unit.states_after =
+          (problem.stage == Stage::advance || problem.stage == Stage::advance_gradient) &&
+          unit.queries.blocks + unit.other_queries > problem.queries.first + problem.query_blocks;
+      unit.products =
+          plan.structure.products(unit.queries.blocks, unit.states_after, memory.mixing_products);
+    }
+    return unit;
+  }
+};
 
 /// dS and dz of the unit's key blocks, where from(matrix) is dS~ and dz~ of its query blocks.
 template <class L, class A, class From>
@@ -87,12 +174,7 @@ void mix_stage_gradient(const Plan<L, A>& plan, const Unit<A>& unit, const Summa
       plan.extents.matrices > 1 ? Into::add : Into::overwrite, loop.num_slots());
   loop.parallel_for(groups.count, [&](Index group, Index) {
     const Index first = groups.begin(group);
-    const Index count = groups.size(group);
-    mix_group_gradient(plan, unit, first, grad.summaries.row_range(first, count),
-                       [&](Index matrix) { return from(matrix).summaries; });
-    if constexpr (mixes_key_sums<L>)
-      mix_group_gradient(plan, unit, first, grad.key_sums.row_range(first, count),
-                         [&](Index matrix) { return from(matrix).key_sums; });
+    mix_blocks_gradient(plan, unit, first, grad.row_range(first, groups.size(group)), from);
   });
 }
 
@@ -107,37 +189,65 @@ void summarize_stage_gradient(const Operands<L, T>& operands, const BackwardRequ
   });
 }
 
-/// Calls visit(memory, row, tokens) for den and its gradient of every tile of the unit's queries:
-/// in its memory, and in rows [query blocks, (units, group_size, 2, block tokens)].
-template <class L, class A, class B, class Visit>
-void for_each_denominator(const Plan<L, A>& plan, const Unit<A>& unit, Index at,
-                          const TensorView<B, 2>& rows, const Visit& visit) {
-  const Extents& e = plan.extents;
-  for (Index i = 0; i < unit.queries.blocks; ++i) {
-    const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
-    for (Index g = 0; g < e.group_size; ++g) {
-      B* const row = rows.data + i * rows.stride[0] + (at * e.group_size + g) * 2 * e.block_tokens;
-      for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
-        const TokenTile& tile = plan.tables.queries.tiles[t];
-        visit(tile_offsets(e, unit.memory.denominators, g, i, tile).data, row + tile.offset,
-              tile.tokens);
-        visit(tile_offsets(e, unit.memory.grad_denominators, g, i, tile).data,
-              row + e.block_tokens + tile.offset, tile.tokens);
-      }
-    }
+/// All states of the unit by matrix `matrix`; S~ is not formed. The last are those after it.
+template <class L, class A>
+SummaryRows<A> mix_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
+                          const ExecutorRef& loop) {
+  return mix_unit(plan, unit, matrix, loop, true, 2 * unit.queries.blocks);
+}
+
+/// The rows of a work array from S~ on that have the states before the unit, or after it.
+template <class A>
+SummaryRows<A> states_before(const Unit<A>& unit, const SummaryRows<A>& others) {
+  return others.row_range(unit.queries.blocks,
+                          unit.queries.blocks > 0 ? unit.states.summaries.rows : 0);
+}
+template <class L, class A>
+SummaryRows<A> states_after(const Plan<L, A>& plan, const Unit<A>& unit,
+                            const SummaryRows<A>& others) {
+  const Index rows = num_rows(unit.products) - unit.queries.blocks;
+  const Index states = unit.states_after ? plan.structure.num_states() : 0;
+  return others.row_range(rows - states, states);
+}
+
+/// The states after the unit; 0 if no blocks there have tokens. after(matrix) takes them.
+template <class L, class A, class After>
+void advance_unit(const Plan<L, A>& plan, const Unit<A>& unit, const After& after,
+                  const ExecutorRef& loop) {
+  for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
+    copy_sums(states_after(plan, unit, mix_states(plan, unit, matrix, loop)), after(matrix));
+}
+
+/// The adjoint of the unit's mixing and of advance_unit: dS and dz in `grad`, those of states
+/// before the unit in before(matrix), of dS~ left(matrix) and of states after it, after(matrix).
+/// Adds the coefficients' if they are wanted.
+template <class L, class A, class Rows>
+void advance_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, const Rows& left,
+                           const Rows& after, const Rows& before, const SummaryRows<A>& grad,
+                           bool mixing_wanted, const ExecutorRef& loop) {
+  const StructuredGradients<A> all = structured_gradients(plan, unit);
+  const Index blocks = unit.queries.blocks;
+  for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
+    if (mixing_wanted) mix_states(plan, unit, matrix, loop);
+    copy_sums(left(matrix).row_range(0, blocks), all.mixed.row_range(0, blocks));
+    const SummaryRows<A> to = states_after(plan, unit, all.mixed);
+    copy_sums(after(matrix).row_range(0, to.summaries.rows), to);
+    mix_unit_gradient(plan, unit, matrix, mixing_wanted, loop);
+    copy_sums(states_before(unit, all.mixed), before(matrix));
   }
+  copy_sums(all.keys.row_range(0, blocks), grad);
 }
+
+/// Adds the gradients of m_ii, from partial sums of coefficients, to column 0 of dmix (Causal).
 template <class L, class A>
-void leave_denominators(const Plan<L, A>& plan, const Unit<A>& unit, Index at,
-                        const TensorView<A, 2>& rows) {
-  for_each_denominator(plan, unit, at, rows,
-                       [](A* memory, A* row, Index tokens) { copy_row(row, memory, tokens); });
-}
-template <class L, class A>
-void take_up_denominators(const Plan<L, A>& plan, const Unit<A>& unit, Index at,
-                          const TensorView<const A, 2>& rows) {
-  for_each_denominator(plan, unit, at, rows, [](A* memory, const A* row, Index tokens) {
-    copy_row(memory, row, tokens);
+void write_own_gradient(const BackwardPlan<L, A>& backward, const TensorView<A, 3>& destination,
+                        const ExecutorRef& executor) {
+  const Plan<L, A>& plan = backward.plan;
+  executor.parallel_for(destination.extent[0], [&](Index h, Index) {
+    const A* const sums = add_up_partials(plan.problem.shape, backward.partials,
+                                          backward.grad_mixing, h, 0, plan.matrix_size);
+    for (Index i = 0; i < plan.problem.query_blocks && sums != nullptr; ++i)
+      destination(h, destination.extent[1] == 1 ? 0 : i, 0) += sums[plan.own_entry(i)];
   });
 }
 

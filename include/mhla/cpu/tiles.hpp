@@ -7,11 +7,9 @@
 #include <initializer_list>
 #include <mhla/core/config.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/token_block.hpp>
-#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -25,15 +23,19 @@ TileFeatures<typename L::FeatureMapType, A> features_of(const Operands<L, T>& op
   return {operands.variant.feature_map, operands.plan.rotation, scale, table, tile};
 }
 
+/// Where the features of a tile are packed. Those before the rotation are the normalizer's.
+template <class L, class A>
+FeaturePanels<A> feature_panels(const TilePanels<A>& in, Index tokens, Index feature_dim) {
+  return {panel((normalizes<L> ? in.features : in.rotated).data, tokens, feature_dim),
+          panel(in.rotated.data, tokens, feature_dim)};
+}
+
 template <class L, class T, class A>
 FeaturePanels<A> pack_tile(const Operands<L, T>& operands, A scale, const BlockTable& table,
                            const TokenTile& tile, const TokenRows<const T>& rows,
                            const SlotScratch<A>& scratch) {
-  const Index features = operands.plan.extents.feature_dim;
-  // Features before the rotation are the normalizer's.
-  const FeaturePanels<A> panels{
-      panel((normalizes<L> ? scratch.features : scratch.rotated).data, tile.tokens, features),
-      panel(scratch.rotated.data, tile.tokens, features)};
+  const FeaturePanels<A> panels =
+      feature_panels<L, A>(scratch, tile.tokens, operands.plan.extents.feature_dim);
   pack_features(features_of(operands, scale, table, tile), rows, panels, scratch.row);
   return panels;
 }
@@ -59,12 +61,10 @@ Span<A> tile_offsets(const Extents& e, Span<A> array, Index g, Index block, cons
 
 /// The keys and values of a causal query tile's own block, in the scratch of a slot.
 template <class A>
-struct OwnTile {
-  Panel<A> features;      // m_ii phi(k)
-  Panel<A> rotated;       // the same, rotated
-  Panel<const A> values;  // v
-  Panel<A> key_sums;      // p_t; no rows without a normalizer
-  Panel<A> scores;        // scratch
+struct OwnTile : FeaturePanels<A> {  // m_ii phi(k)
+  Panel<const A> values;             // v
+  Panel<A> key_sums;                 // p_t; no rows without a normalizer
+  Panel<A> scores;                   // scratch
 };
 
 /// Packs a query tile's own keys, and advances z~_i to p of the tile's last token.
@@ -74,18 +74,16 @@ OwnTile<A> pack_own_keys(const Operands<L, T>& operands, const Unit<A>& unit, co
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
   const OwnTile<A> own{
-      panel((normalizes<L> ? scratch.own.features : scratch.own.rotated).data, tile.tokens,
-            e.feature_dim),
-      panel(scratch.own.rotated.data, tile.tokens, e.feature_dim),
+      feature_panels<L, A>(scratch.own, tile.tokens, e.feature_dim),
       {},
       panel(scratch.own.key_sums.data, normalizes<L> ? tile.tokens : 0, e.feature_dim),
       panel(scratch.own.scores.data, tile.tokens, tile.tokens)};
   pack_features(features_of(operands, own_weight, plan.tables.queries, tile),
-                key_rows(unit, operands.k), FeaturePanels<A>{own.features, own.rotated},
-                scratch.row);
+                key_rows(unit, operands.k), own, scratch.row);
   if constexpr (normalizes<L>) {
     if (tile.offset == 0) std::fill_n(scratch.key_sum_rest.data, e.feature_dim, A(0));
-    running_key_sums<A>(own.features, A(1), {running_key_sum, scratch.key_sum_rest}, own.key_sums);
+    add_rows<A>({running_key_sum, scratch.key_sum_rest}, A(1), own.features, Into::add,
+                own.key_sums);
   }
   return own;
 }
@@ -153,7 +151,7 @@ struct KeyGradients {
 
 /// A tile of key block `block` at work on a slot, its factors, and what its gradients are summed
 /// in.
-template <class A, class Factor = Panel<const A>>
+template <class A, class Packed = Panel<const A>>
 struct KeyTile {
   Index block;
   const TokenTile& tile;
@@ -161,8 +159,8 @@ struct KeyTile {
   bool last;
   const SlotScratch<A>& scratch;
   FeaturePanels<A> features{};  // phi(k), and the same rotated; in pairs under Causal alone
-  Factor keys{};                // phi(k), rotated
-  Factor values{};              // v
+  Packed keys{};                // phi(k), rotated
+  Packed values{};              // v
   KeyGradients<A> gradients{};
 };
 

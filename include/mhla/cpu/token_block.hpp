@@ -167,9 +167,6 @@ struct TileFeatures {
   const BlockTable& table;
   const TokenTile& tile;
 };
-template <class Map, class A>
-TileFeatures(const Map&, const RotationTable<A>&, A, const BlockTable&, const TokenTile&)
-    -> TileFeatures<Map, A>;
 
 /// Their panels, [tile tokens, feature_dim]: the same one twice if there is no rotation, or if
 /// unrotated features are not needed.

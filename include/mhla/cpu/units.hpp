@@ -14,8 +14,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/backward_unit.hpp>
-#include <mhla/cpu/exact/backward.hpp>
-#include <mhla/cpu/exact/forward.hpp>
+#include <mhla/cpu/exact.hpp>
 #include <mhla/cpu/forward_unit.hpp>
 #include <mhla/cpu/pairs/backward.hpp>
 #include <mhla/cpu/pairs/forward.hpp>
@@ -52,16 +51,14 @@ TensorView<T, 4> value_columns(TensorView<T, 4> tensor, Index first, Index colum
 /// value columns.
 template <class L, class A>
 struct ForwardPlan {
-  Extents whole;   // with all value columns
   bool quadratic;  // the path
   Index parts;     // of the value columns of a head
   Plan<L, A> plan;
 
-  template <class V, class InPairs>
+  template <class V>
   MHLA_ONCE_A_CALL ForwardPlan(Arena& arena, const V& attention, const Problem& problem,
-                               const ExecutorRef& executor, InPairs in_pairs)
-      : whole(problem, max_tokens_of_tile<L>),
-        quadratic(takes_quadratic_path(attention, problem, false, in_pairs)),
+                               const ExecutorRef& executor, bool in_pairs)
+      : quadratic(takes_quadratic_path(attention, problem, false, in_pairs)),
         parts(quadratic || decides_by_values(in_pairs)
                   ? 1
                   : value_parts<L>(problem, heads(problem), executor.num_slots())),
@@ -85,9 +82,9 @@ struct BackwardPlan {
   Plan<L, A> plan;
   Span<A> grad_mixing;  // [sequence groups, kv_heads, matrices, elements of a matrix]
 
-  template <class V, class InPairs>
+  template <class V>
   MHLA_ONCE_A_CALL BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
-                                const ExecutorRef& executor, InPairs in_pairs)
+                                const ExecutorRef& executor, bool in_pairs)
       : partials(partial_sums(attention, problem)),
         plan(arena, attention, problem, executor, partials.count(), true,
              takes_quadratic_path(attention, problem, true, in_pairs), in_pairs),
@@ -103,7 +100,7 @@ struct BackwardPlan {
     const auto elements = [&](const Problem& of) {
       return Plan<L, A>::matrix_size_of(structured_mixing<A>(attention, of), of);
     };
-    return {problem, problem.sequences, elements(problem), elements(all)};
+    return {problem, elements(problem), elements(all)};
   }
 };
 
@@ -112,16 +109,12 @@ LoweredOf<V> lower(const V& attention) {
   return {attention.feature_map, attention.normalizer, attention.scale};
 }
 
-/// Elements of the summaries of one unit, and of a call: what a forward state keeps.
-template <class A, class V>
-Index unit_summary_size(const Problem& problem) {
-  return SummaryRows<A>::size(Extents(problem), problem.key_blocks, normalizes<LoweredOf<V>>);
-}
+/// Elements of all summaries of a call: what a forward state keeps.
 template <class A, class V>
 MHLA_ONCE_A_CALL Index call_summary_size(const Problem& problem) {
   if (problem.shape.empty()) return 0;
   return checked_mul(checked_mul(problem.sequences, problem.shape.kv_heads),
-                     unit_summary_size<A, V>(problem));
+                     SummaryRows<A>::size(Extents(problem), problem.key_blocks, normalizes<V>));
 }
 
 /// S and z of all key blocks of a sequence, transposed or not, in the memory of a unit or of a
@@ -132,50 +125,30 @@ SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries, Orient
                         blocks, normalizes<L>);
 }
 
-/// A unit with its summaries in its own memory or in that of a forward state.
+/// Unit `head` of a call: kv head head % kv_heads of a sequence. Its S and z are in `summaries`,
+/// its own memory or that of a forward state. Without any, as on the quadratic path, it has none,
+/// or if its summaries are in pairs z alone.
 template <class L, class A>
-Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const UnitMemory<A>& memory,
-                A* summaries, Orientation orientation) {
-  const SequenceSpan& keys = plan.tables.keys.sequences[sequence];
-  Unit<A> unit{plan.tables.queries.sequences[sequence],
+Unit<A> unit_of(const Plan<L, A>& plan, Index head, const UnitMemory<A>& memory,
+                Orientation orientation = Orientation::not_transposed, A* summaries = nullptr,
+                bool in_pairs = false) {
+  const Index kv_heads = plan.problem.shape.kv_heads;
+  const SequenceSpan& keys = plan.tables.keys.sequences[head / kv_heads];
+  Unit<A> unit{plan.tables.queries.sequences[head / kv_heads],
                keys,
-               kv_head,
+               head % kv_heads,
                memory,
-               summary_rows<L>(plan.extents, keys.blocks, summaries, orientation),
+               {},
                orientation,
                {}};
+  unit.in_pairs = in_pairs;
+  if (summaries != nullptr)
+    unit.summaries = summary_rows<L>(plan.extents, keys.blocks, summaries, orientation);
+  else if (in_pairs)
+    unit.summaries = SummaryRows<A>(nullptr, memory.summaries.data, plan.extents, orientation, 0,
+                                    keys.blocks, normalizes<L>);
   if constexpr (is_structured<L>)
     unit.products = plan.structure.products(keys.blocks, false, memory.mixing_products);
-  return unit;
-}
-
-/// A unit of the quadratic path, without summaries.
-template <class L, class A>
-Unit<A> unit_without_sums(const Plan<L, A>& plan, Index sequence, Index kv_head,
-                          const UnitMemory<A>& memory) {
-  return {plan.tables.queries.sequences[sequence],
-          plan.tables.keys.sequences[sequence],
-          kv_head,
-          memory,
-          {},
-          Orientation::not_transposed,
-          {}};
-}
-
-/// A unit whose summaries are in pairs: it has key sums alone.
-template <class L>
-Unit<float> unit_in_pairs(const Plan<L, float>& plan, Index sequence, Index kv_head,
-                          const UnitMemory<float>& memory, Orientation orientation) {
-  const SequenceSpan& keys = plan.tables.keys.sequences[sequence];
-  Unit<float> unit{plan.tables.queries.sequences[sequence],
-                   keys,
-                   kv_head,
-                   memory,
-                   SummaryRows<float>(nullptr, memory.summaries.data, plan.extents, orientation, 0,
-                                      keys.blocks, normalizes<L>),
-                   orientation,
-                   {}};
-  unit.in_pairs = true;
   return unit;
 }
 
@@ -230,13 +203,12 @@ void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows
   }
 }
 
-/// S and z of a unit, and y from them, where mixing is in float even if tokens' products are in
-/// pairs.
+/// S and z of a unit, and y from them, by mixing in float, even if tokens' products are in pairs.
 template <class L, class T, class A>
 void summarize_for_float_mixing(const Operands<L, T>& operands, const Unit<A>& unit,
                                 const ExecutorRef& loop) {
   if constexpr (std::is_same_v<T, BFloat16>)
-    if (operands.plan.pairs)
+    if (operands.plan.mixes_in_float)
       return pairs::summarize_unit(operands, unit, nullptr,
                                    pairs::KeptSummaries{unit.summaries, 0, true}, loop);
   summarize_unit(operands, unit, loop);
@@ -245,7 +217,8 @@ template <class L, class T, class A>
 void read_out_by_float_mixing(const Operands<L, T>& operands, const Unit<A>& unit,
                               const TensorView<T, 4>& y, const ExecutorRef& loop) {
   if constexpr (std::is_same_v<T, BFloat16>)
-    if (operands.plan.pairs) return read_out_unit(pairs::Forward<L>{operands, unit, true}, y, loop);
+    if (operands.plan.mixes_in_float)
+      return read_out_unit(pairs::Forward<L>{operands, unit, true}, y, loop);
   read_out_unit(exact::Forward<L, T>{operands, unit}, y, loop);
 }
 
@@ -270,48 +243,40 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
                                   const ForwardPlan<L, A>& forward, Span<A> saved,
                                   const ExecutorRef& executor) {
   const Plan<L, A>& plan = forward.plan;
-  const Index kv_heads = plan.problem.shape.kv_heads;
   const Index columns = plan.extents.value_dim;
-  const Index saved_size = forward.units() == 0 ? 0 : saved.size * forward.parts / forward.units();
+  const Index heads = forward.units() / forward.parts;
   const auto run = [&](Index index, const UnitMemory<A>& memory,
                        const ExecutorRef& loop) MHLA_ONCE_A_CALL {
     const Index head = index / forward.parts;
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
         return quadratic::read_out_unit(
-            quadratic::QuadraticUnit<L, T>(
-                operands, unit_without_sums(plan, head / kv_heads, head % kv_heads, memory)),
-            y, loop);
+            quadratic::QuadraticUnit<L, T>(operands, unit_of(plan, head, memory)), y, loop);
     const Index first_column = index % forward.parts * columns;
-    A* const kept = saved.size > 0 ? saved.data + head * saved_size : nullptr;
+    A* const kept = saved.size > 0 ? saved.data + head * (saved.size / heads) : nullptr;
     const auto kept_rows = [&](Index blocks) {
-      return summary_rows<L>(forward.whole, blocks, kept, Orientation::not_transposed);
+      Extents whole = plan.extents;  // with all value columns
+      whole.value_dim *= forward.parts;
+      return summary_rows<L>(whole, blocks, kept, Orientation::not_transposed);
     };
     Operands<L, T> part = operands;
     part.v = value_columns(operands.v, first_column, columns);
     const TensorView<T, 4> results = value_columns(y, first_column, columns);
     if constexpr (std::is_same_v<T, BFloat16> && !is_structured<L>) {
       if (plan.pairs) {
-        const Unit<float> unit = unit_in_pairs(plan, head / kv_heads, head % kv_heads, memory,
-                                               Orientation::not_transposed);
+        const Unit<float> unit =
+            unit_of<L, float>(plan, head, memory, Orientation::not_transposed, nullptr, true);
         pairs::KeptSummaries to{{}, first_column};
         if (kept != nullptr) to.whole = kept_rows(unit.keys.blocks);
         if (forward_in_pairs(part, unit, to, results, loop)) return;
       }
     }
     A* const summaries = kept != nullptr && forward.parts == 1 ? kept : memory.summaries.data;
-    const Unit<A> unit = unit_of(plan, head / kv_heads, head % kv_heads, memory, summaries,
-                                 Orientation::not_transposed);
-    if constexpr (is_structured<L>)
-      summarize_for_float_mixing(part, unit, loop);
-    else
-      summarize_unit(part, unit, loop);
+    const Unit<A> unit = unit_of(plan, head, memory, Orientation::not_transposed, summaries);
+    summarize_for_float_mixing(part, unit, loop);
     if (kept != nullptr && forward.parts > 1)
       keep_part(unit.summaries, first_column, kept_rows(unit.keys.blocks), unit.keys.blocks);
-    if constexpr (is_structured<L>)
-      read_out_by_float_mixing(part, unit, results, loop);
-    else
-      read_out_unit(exact::Forward<L, T>{part, unit}, results, loop);
+    read_out_by_float_mixing(part, unit, results, loop);
   };
   run_units(plan, forward.units(), executor, run);
 }
@@ -361,7 +326,7 @@ BackwardRequest<L, BFloat16> backward_in_pairs(const Operands<L, BFloat16>& oper
   return left;
 }
 
-/// Calls run_unit(sequence, kv_head, memory, loop) for all units of a backward call.
+/// Calls run_unit(head, memory, loop) for all units of a backward call.
 template <class L, class T, class A, class Run>
 void run_backward_units(const BackwardRequest<L, T>& request, const BackwardPlan<L, A>& backward,
                         const ExecutorRef& executor, const Run& run_unit) {
@@ -380,7 +345,7 @@ void run_backward_units(const BackwardRequest<L, T>& request, const BackwardPlan
     }
     const Index end = even_split(sequences, partials.sequence_groups, group + 1);
     for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s)
-      run_unit(s, kv_head, memory, loop);
+      run_unit(s * kv_heads + kv_head, memory, loop);
   };
   run_units(plan, partials.count(), executor, run);
 }
@@ -411,33 +376,27 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
                                    const BackwardPlan<L, A>& backward, Span<const A> saved,
                                    const ExecutorRef& executor) {
   const Plan<L, A>& plan = backward.plan;
-  const Index kv_heads = plan.problem.shape.kv_heads;
-  const Index saved_size = saved.size == 0 ? 0 : saved.size / (plan.problem.sequences * kv_heads);
-  const auto run = [&](Index s, Index kv_head, const UnitMemory<A>& memory,
+  const Index heads = plan.problem.sequences * plan.problem.shape.kv_heads;
+  const auto run = [&](Index head, const UnitMemory<A>& memory,
                        const ExecutorRef& loop) MHLA_ONCE_A_CALL {
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
-        return quadratic::BackwardUnit<L, T>(operands, request,
-                                             unit_without_sums(plan, s, kv_head, memory))
+        return quadratic::BackwardUnit<L, T>(operands, request, unit_of(plan, head, memory))
             .run(loop);
-    const A* kept = saved.size == 0 ? nullptr : saved.data + (s * kv_heads + kv_head) * saved_size;
+    const A* kept = saved.size == 0 ? nullptr : saved.data + head * (saved.size / heads);
     BackwardRequest<L, T> left = request;
     if constexpr (std::is_same_v<T, BFloat16> && rounds_backward<L>) {
       if (plan.pairs) {
-        const auto in_pairs = [&] {
-          if constexpr (is_structured<L>)
-            return unit_of(plan, s, kv_head, memory, memory.summaries.data,
-                           Orientation::transposed);
-          else
-            return unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed);
-        };
-        left = backward_in_pairs(operands, request, in_pairs(), kept, loop);
+        const Unit<A> unit =
+            unit_of(plan, head, memory, Orientation::transposed,
+                    is_structured<L> ? memory.summaries.data : nullptr, !is_structured<L>);
+        left = backward_in_pairs(operands, request, unit, kept, loop);
         if (!left.query() && !left.mixed_summaries()) return;
         kept = nullptr;  // rounded
       }
     }
     const Unit<A> unit =
-        unit_of(plan, s, kv_head, memory, memory.summaries.data, Orientation::transposed);
+        unit_of(plan, head, memory, Orientation::transposed, memory.summaries.data);
     if (kept == nullptr) {
       summarize_unit(operands, unit, loop);
     } else {
@@ -450,122 +409,105 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
   run_backward_units(request, backward, executor, run);
 }
 
-/// A forward call of a checked problem, laid out; without an output it takes no memory.
-template <class L, class A>
+/// A forward call of a checked problem with tensors of T, laid out; without an output it takes no
+/// memory. Refers to the attention.
+template <class V, class T>
 class ForwardCall {
+  using A = Accumulator<T>;
+  using L = LoweredOf<V>;
+
  public:
-  /// For tensors of T.
-  template <class T, class V>
-  MHLA_ONCE_A_CALL void lay_out(Arena& arena, const V& attention, const Problem& problem,
-                                const ExecutorRef& executor) {
-    problem_ = problem;
+  MHLA_ONCE_A_CALL ForwardCall(Arena& arena, const V& attention, const Problem& problem,
+                               const ExecutorRef& executor)
+      : attention_(attention), problem_(problem) {
     if (!problem.shape.empty())
       plan_.emplace(arena, attention, problem, executor, multiplies_pairs<T>(attention, problem));
   }
 
-  /// With the attention and the number of slots that it was laid out for; views must be checked.
-  template <class T, class V>
-  MHLA_ONCE_A_CALL void run(const V& attention, const ExecutorRef& executor,
-                            const OperandViews<T>& x, const TensorView<T, 4>& y,
-                            ForwardState<A>* save) {
+  /// With the number of slots that it was laid out for; views must be checked.
+  MHLA_ONCE_A_CALL void run(const ExecutorRef& executor, const OperandViews<T>& x,
+                            const TensorView<T, 4>& y, ForwardState<A>* save) {
     Span<A> saved;
     if (save != nullptr)
       saved =
-          save->prepare(problem_.shape, fingerprint_of<T>(attention, problem_, Borrowed::contents),
+          save->prepare(problem_.shape, fingerprint_of<T>(attention_, problem_, Borrowed::contents),
                         plan_ && plan_->plan.quadratic ? 0 : call_summary_size<A, V>(problem_));
     if (plan_) {
-      plan_->plan.pack_mixing(x.mix, multiplies_pairs<T>(attention, problem_));
-      run_forward(Operands<L, T>{lower(attention), plan_->plan, x.q, x.k, x.v, x.mix}, y, *plan_,
-                  saved, executor);
-      if constexpr (requires { attention.masks; }) clear_masked(attention.masks.query, y);
+      plan_->plan.pack_mixing(x.mix);
+      run_forward(Operands<L, T>{x, lower(attention_), plan_->plan}, y, *plan_, saved, executor);
+      if constexpr (requires { attention_.masks; }) clear_masked(attention_.masks.query, y);
     }
     if (save != nullptr) save->mark_filled();
   }
 
  private:
+  const V& attention_;
   Problem problem_;
   std::optional<ForwardPlan<L, A>> plan_;
 };
 
 /// A backward call likewise.
-template <class L, class A>
+template <class V, class T>
 class BackwardCall {
+  using A = Accumulator<T>;
+  using L = LoweredOf<V>;
+
  public:
-  template <class T, class V>
-  MHLA_ONCE_A_CALL void lay_out(Arena& arena, const V& attention, const Problem& problem,
-                                const ExecutorRef& executor) {
-    problem_ = problem;
+  MHLA_ONCE_A_CALL BackwardCall(Arena& arena, const V& attention, const Problem& problem,
+                                const ExecutorRef& executor)
+      : attention_(attention), problem_(problem) {
     if (!problem.shape.empty())
       plan_.emplace(arena, attention, problem, executor,
                     multiplies_pairs_backward<T>(attention, problem));
   }
 
   /// The summaries that a forward call has left in `saved`, if this one can use them.
-  template <class T, class V>
-  Span<const A> summaries(const V& attention, const ForwardState<A>* saved) const {
+  Span<const A> summaries(const ForwardState<A>* saved) const {
     if (saved == nullptr) return {};
     const Span<const A> kept = saved->summaries(
-        problem_.shape, fingerprint_of<T>(attention, problem_, Borrowed::contents));
-    const bool rounded = multiplies_pairs<T>(attention, problem_);
-    if (rounded && (!multiplies_pairs_backward<T>(attention, problem_) || normalizes<L>)) return {};
+        problem_.shape, fingerprint_of<T>(attention_, problem_, Borrowed::contents));
+    const bool rounded = multiplies_pairs<T>(attention_, problem_);
+    if (rounded && (!multiplies_pairs_backward<T>(attention_, problem_) || normalizes<L>))
+      return {};
     return kept;
   }
 
-  template <class T, class V>
-  MHLA_ONCE_A_CALL void run(const V& attention, const ExecutorRef& executor,
-                            const OperandViews<T>& x, const TensorView<const T, 4>& dy,
-                            const GradientViews<T>& gradients, Update update, Span<const A> kept) {
+  MHLA_ONCE_A_CALL void run(const ExecutorRef& executor, const OperandViews<T>& x,
+                            const BackwardRequest<L, T>& request, Span<const A> kept) {
     if (plan_) {
-      plan_->plan.pack_mixing(x.mix, multiplies_pairs_backward<T>(attention, problem_));
-      const Operands<L, T> operands{lower(attention), plan_->plan, x.q, x.k, x.v, x.mix};
-      const BackwardRequest<L, T> request{dy, gradients, update};
+      plan_->plan.pack_mixing(x.mix);
+      const Operands<L, T> operands{x, lower(attention_), plan_->plan};
       run_backward(operands, request, *plan_, kept, executor);
       write_mixing_gradient(operands, request, *plan_, executor);
     }
-    if (update == Update::accumulate) return;
+    if (request.update == Update::accumulate) return;
     if (!plan_) {
-      gradients.for_each([](const auto& gradient, const char*) { set_zero(gradient); });
-    } else if constexpr (requires { attention.masks; }) {
-      clear_masked(attention.masks, gradients);
+      request.gradients.for_each([](const auto& gradient, const char*) { set_zero(gradient); });
+    } else if constexpr (requires { attention_.masks; }) {
+      clear_masked(attention_.masks, request.gradients);
     }
   }
 
  private:
+  const V& attention_;
   Problem problem_;
   std::optional<BackwardPlan<L, A>> plan_;
 };
 
-template <class V, class T>
-using ForwardCallOf = ForwardCall<LoweredOf<V>, Accumulator<T>>;
-template <class V, class T>
-using BackwardCallOf = BackwardCall<LoweredOf<V>, Accumulator<T>>;
-
 /// What a call of `function` is laid out in: the caller's workspace, or without one memory of its
 /// own.
-class CallMemory {
- public:
-  CallMemory(const char* function, const WorkspaceView* given)
-      : function_(function),
-        given_(given == nullptr ? WorkspaceView{} : *given),
-        arena_(given == nullptr ? Arena(own_) : Arena(given_)),
-        owns_(given == nullptr) {}
-  CallMemory(const CallMemory&) = delete;
-  CallMemory& operator=(const CallMemory&) = delete;
+struct CallMemory {
+  const char* function;
+  const WorkspaceView* given;
+  std::vector<Workspace> own{};
+  Arena arena = given == nullptr ? Arena(own) : Arena(*given);
 
-  Arena& arena() { return arena_; }
-  /// No memory if it is the call's own.
-  WorkspaceView given() const { return given_; }
+  /// The caller's.
+  WorkspaceView workspace() const { return given == nullptr ? WorkspaceView{} : *given; }
   /// Once the call is laid out. \throws WorkspaceError.
   void require_enough() const {
-    if (!owns_) require_workspace(given_, arena_.used(), function_);
+    if (given != nullptr) require_workspace(*given, arena.used(), function);
   }
-
- private:
-  const char* function_;
-  std::vector<Workspace> own_;
-  WorkspaceView given_;
-  Arena arena_;
-  bool owns_;
 };
 
 }  // namespace cpu

@@ -48,15 +48,12 @@ struct CallMemory {
   Index items_at_once = 0;  ///< of the batch, in each part but the last
 };
 
-/// The memory of a call with `items` items of the batch at once.
+/// The memory of a call by plans of this type.
 template <class PlanType, class V, class T>
-CallMemory memory_of_items(const Call<V, T>& call, Index items) {
-  return {plan_size<PlanType>(call.attention, call.problem, items, call.is_backward()), items};
-}
-template <class PlanType, class V, class T>
-CallMemory memory_in_parts(const Call<V, T>& call) {
-  return memory_of_items<PlanType>(
-      call, items_at_once<PlanType>(call.attention, call.problem, call.is_backward()));
+CallMemory memory_of(const Call<V, T>& call) {
+  const bool backward = call.is_backward();
+  const Index items = items_at_once<PlanType>(call.attention, call.problem, backward);
+  return {plan_size<PlanType>(call.attention, call.problem, items, backward), items};
 }
 
 /// A checked forward pass. Summaries are left in `state` if it has memory.
@@ -107,10 +104,7 @@ struct Refusal {
   HeadDimsPair missing = {-1, -1};  ///< or head dimensions without kernels
 
   bool none() const { return sentence.empty() && missing.key_dim < 0; }
-  bool operator==(const Refusal& other) const {
-    return sentence == other.sentence && missing.key_dim == other.missing.key_dim &&
-           missing.value_dim == other.missing.value_dim;
-  }
+  bool operator==(const Refusal&) const = default;
   std::string text() const {
     if (missing.key_dim < 0) return std::string(sentence);
     const std::string without = "no kernels for head dimensions " + to_string(missing);

@@ -8,7 +8,6 @@
 #include <mhla/core/error.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/device.hpp>
-#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/paths/cublas.hpp>
 #include <mhla/cuda/paths/quadratic.hpp>
 #include <mhla/cuda/paths/resident.hpp>
@@ -55,6 +54,14 @@ constexpr bool keeps_state(CudaPath path) {
   return keeps;
 }
 
+/// The nominal GPU, with the shared memory of the current one.
+template <class V, class T>
+NominalGpu gpu_at_hand() {
+  NominalGpu gpu;
+  if constexpr (has_fused_passes<V, T>) gpu.shared_bytes = CompiledKernels<V, T>::shared_bytes();
+  return gpu;
+}
+
 /// Why `Path` cannot run a call.
 template <class Path, class V, class T>
 Refusal refusal_of(const Call<V, T>& call, const NominalGpu& gpu) {
@@ -84,7 +91,6 @@ struct PathChoice {
     return options[0];
   }
   const PathCost& cost() const { return option(path).cost; }
-  bool can(CudaPath of) const { return option(of).refusal.none(); }
 };
 
 template <class V, class T>
@@ -126,29 +132,21 @@ PathChoice fastest_path(const Call<V, T>& call, const NominalGpu& gpu) {
   return choice;
 }
 
-/// Throws if the device requests a path that cannot run the call.
+/// The path of a call on a device; computes no costs if there is no choice.
+/// \throws ShapeError if the device's plan is for another call, or the path it requests cannot run
+/// this one.
 template <class V, class T>
-void require_path(CudaPath asked, const Call<V, T>& call, const NominalGpu& gpu) {
-  Paths::visit(asked, [&]<class Path>(Path) {
+CudaPath path_of(const Call<V, T>& call, const CudaDevice& device,
+                 const NominalGpu& gpu = gpu_at_hand<V, T>()) {
+  if (device.plan() != nullptr) return device.plan()->path(call);
+  Paths::visit(device.path(), [&]<class Path>(Path) {
     if (const Refusal refusal = refusal_of<Path>(call, gpu); !refusal.none())
       throw ShapeError({"mhla: the CudaDevice was given CudaPath::", Path::name,
                         ", which cannot run this call: ", refusal.text(),
                         "; CudaPath::automatic takes a path that can"});
   });
-}
-
-/// The path of a call on a device; computes no costs if there is no choice.
-/// \throws ShapeError if the device's plan is for another call, or the path it requests cannot run
-/// this one.
-template <class V, class T>
-CudaPath path_of(const Call<V, T>& call, const CudaDevice& device, const NominalGpu& gpu) {
-  if (device.plan() != nullptr) return device.plan()->path(call);
-  if (device.path() != CudaPath::automatic) {
-    require_path(device.path(), call, gpu);
-    return device.path();
-  }
-  if (!fused_refusal(call).none()) return CudaPath::cublas;
-  return fastest_path(call, gpu).path;
+  if (device.path() != CudaPath::automatic) return device.path();
+  return fused_refusal(call).none() ? fastest_path(call, gpu).path : CudaPath::cublas;
 }
 
 /// The chosen path with its reason, and all options.
@@ -167,26 +165,10 @@ CallMemory memory_of(CudaPath path, const Call<V, T>& call) {
   CallMemory memory{0, call.problem.shape.batch};
   if (call.problem.shape.empty()) return memory;
   Paths::visit(path, [&]<class Path>(Path) {
-    if constexpr (!Path::is_fused || has_fused_passes<V, T>) memory = Path::workspace(call);
+    if constexpr (!Path::is_fused || has_fused_passes<V, T>)
+      memory = memory_of<typename Path::template Plan<V, T>>(call);
   });
   return memory;
-}
-
-/// The head dimensions that a program compiles for a variant; none if there is nothing to compile.
-template <class V, class T>
-HeadDimsList head_dims_of() {
-  if constexpr (has_fused_passes<V, T>) {
-    return CompiledKernels<V, T>::head_dims();
-  } else {
-    return {};
-  }
-}
-/// The nominal GPU, with the shared memory of the current one.
-template <class V, class T>
-NominalGpu gpu_at_hand() {
-  NominalGpu gpu;
-  if constexpr (has_fused_passes<V, T>) gpu.shared_bytes = CompiledKernels<V, T>::shared_bytes();
-  return gpu;
 }
 
 }  // namespace cuda

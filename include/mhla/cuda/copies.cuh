@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/chip/divisor.hpp>
@@ -38,6 +39,16 @@ struct FillTensor {
 template <class T, int Rank>
 void fill(const CudaDevice& device, const TensorView<T, Rank>& tensor, T value) {
   launch(device, tensor.size(), FillTensor<T, Rank>{tensor, value});
+}
+
+template <class T, int Rank>
+void set_zero(const CudaDevice& device, const TensorView<T, Rank>& tensor) {
+  fill(device, tensor, T());
+}
+/// Of a gradient, if it is wanted.
+template <class T, int Rank>
+void set_zero(const CudaDevice& device, const GradientView<T, Rank>& gradient) {
+  if (gradient.wanted) set_zero(device, gradient.view);
 }
 
 /// `size` numbers of every block of every unit, for each of its matrices or query heads.

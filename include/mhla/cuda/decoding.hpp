@@ -13,9 +13,8 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/device.hpp>
-#include <mhla/cuda/rotation_table.hpp>
+#include <mhla/cuda/tables.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/decoding_checks.hpp>
 #include <mhla/policy/problem.hpp>
@@ -106,12 +105,6 @@ struct DecodeMemory {
     mixed = take(2 * e.matrices, summary);
     mixed_sums = take(2 * e.matrices, sum);
   }
-
-  static Index bytes(const DecodeExtents& e) {
-    Arena arena;
-    DecodeMemory(arena, e);
-    return arena.used();
-  }
 };
 
 /// What else a step needs: tables and scratch.
@@ -173,32 +166,12 @@ Index decoder_bytes(const V& attention, const Problem& problem, Index capacity) 
   return arena.used();
 }
 
-/// The next tokens of some sequences.
-template <class T>
-struct DecodeTensors {
-  TensorView<const T, 4> q;
-  TensorView<const T, 4> k;
-  TensorView<const T, 4> v;
-  TensorView<T, 4> y;
-
-  /// `count` of them from `first` on.
-  DecodeTensors part(Index first, Index count) const {
-    const auto cut = [&](auto view) {
-      if (view.data != nullptr) view.data += first * view.stride[2];
-      view.extent[2] = count;
-      return view;
-    };
-    return {cut(q), cut(k), cut(v), cut(y)};
-  }
-};
-
 /// What runs checked calls; defined in decoding.cuh. An undefined reference to a member means that
 /// no .cu of the program holds MHLA_INSTANTIATE_CUDA_DECODER(V, T).
 template <class V, class T>
 struct DecoderKernels {
   using A = Accumulator<T>;
   using Parts = DecoderParts<V, A>;
-  using Memory = DecodeMemory<A>;
 
   /// Fills tables, copies mix and resets all sequences.
   static void set_up(const CudaDevice& device, const Parts& decoder,
@@ -211,9 +184,9 @@ struct DecoderKernels {
   /// Resets sequences [first, first + count).
   static void reset(const CudaDevice& device, const Parts& decoder, Index first, Index count);
   /// Throws CudaError unless CUDA knows a state's memory.
-  static void require_memory(const Memory& memory);
-  /// Copies what a snapshot keeps, from `from` to `to`, which have the same layout.
-  static void copy(const CudaDevice& device, const Memory& from, const Memory& to);
+  static void require_memory(const Span<std::byte>& memory);
+  /// Copies what a snapshot keeps.
+  static void copy(const CudaDevice& device, const Span<std::byte>& from, std::byte* to);
 };
 
 inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char* function,
@@ -257,8 +230,7 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
   using A = Accumulator<T>;
   using Kernels = cuda::DecoderKernels<V, T>;
   using Parts = typename Kernels::Parts;
-  using Memory = typename Kernels::Memory;
-  using Tensors = cuda::DecodeTensors<T>;
+  using Tensors = DecodeTensors<T>;
 
  public:
   /// Bytes of device memory that a decoder takes: exact.
@@ -349,11 +321,12 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
   void record_step(const CudaDevice& device, const TensorView<const T, 4>& q,
                    const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
                    const TensorView<T, 4>& y) const {
-    const Index tokens = checked_decoder_tokens(shape_, shape_.batch, q, k, v, y);
+    const Tensors x{q, k, v, y};
+    const Index tokens = checked_decoder_tokens(shape_, shape_.batch, x);
     require_extent("q", "tokens", tokens, 1, "a recorded step is one token of every sequence");
-    require_decoder_tensors(parts_.attention, q, k, v, y, memory_);
-    Kernels::require_memory({q, k, v, y});
-    Kernels::run_tile(device, parts_, 0, {q, k, v, y});
+    require_decoder_tensors(parts_.attention, x, memory_);
+    Kernels::require_memory(x);
+    Kernels::run_tile(device, parts_, 0, x);
   }
   /// Counts a replay of a recorded step, which the caller launches next.
   /// \throws StateError if a sequence would exceed capacity(); nothing is counted then.
@@ -370,7 +343,11 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
     WorkspaceView memory_;
   };
   /// Bytes of device memory of a snapshot.
-  Index snapshot_size() const { return Memory::bytes(parts_.extents); }
+  Index snapshot_size() const {
+    Arena arena;
+    cuda::DecodeMemory<A>(arena, parts_.extents);
+    return arena.used();
+  }
 
   /// Copies the state, without mix, into `memory`.
   /// \throws StateError if a sequence is lost, WorkspaceError if `memory` is smaller than
@@ -382,14 +359,13 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
     footprint.require_scratch(memory_, "the decoder's memory");
     footprint.require_scratch(memory, "memory");
     for (Index s = 0; s < shape_.batch; ++s) static_cast<void>(position(s));
-    const Memory to = memory_in(memory);
-    Kernels::require_memory(parts_.memory);
-    Kernels::require_memory(to);
+    Kernels::require_memory(kept_in(memory_));
+    Kernels::require_memory(kept_in(memory));
     Snapshot snapshot;
     snapshot.extents_ = parts_.extents;
     snapshot.positions_ = positions_;
     snapshot.memory_ = memory;
-    Kernels::copy(device, parts_.memory, to);
+    Kernels::copy(device, kept_in(memory_), memory.data);
     return snapshot;
   }
   /// Restores a state that save() made, of this decoder or one of the same sizes. That its variant
@@ -403,11 +379,10 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
     if (snapshot.positions_.size() != positions_.size())
       throw StateError("mhla: load: the snapshot was moved from");
     std::vector<Index> positions = snapshot.positions_;
-    const Memory from = memory_in(snapshot.memory_);
-    Kernels::require_memory(from);
-    Kernels::require_memory(parts_.memory);
+    Kernels::require_memory(kept_in(snapshot.memory_));
+    Kernels::require_memory(kept_in(memory_));
     std::fill(positions_.begin(), positions_.end(), lost);
-    Kernels::copy(device, from, parts_.memory);
+    Kernels::copy(device, kept_in(snapshot.memory_), memory_.data);
     positions_ = (std::move)(positions);
   }
 
@@ -432,31 +407,28 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
     Arena arena(memory);
     return Parts(arena, variant, problem, capacity);
   }
-  Memory memory_in(WorkspaceView memory) const {
-    Arena arena(memory);
-    return Memory(arena, parts_.extents);
-  }
+  // What a snapshot keeps comes first in a decoder's memory.
+  Span<std::byte> kept_in(WorkspaceView memory) const { return {memory.data, snapshot_size()}; }
 
   void require_room(Index sequence, Index tokens) const {
     mhla::require_room(sequence, position(sequence), tokens, capacity(),
                        mix_limits<V>(parts_.extents.mix_rows));
   }
-  void advance(const CudaDevice& device, Index first, Index sequences, const Tensors& tensors) {
-    const auto& [q, k, v, y] = tensors;
-    const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
+  void advance(const CudaDevice& device, Index first, Index sequences, const Tensors& x) {
+    const Index tokens = checked_decoder_tokens(shape_, sequences, x);
     const Span<Index> positions{positions_.data() + first, sequences};
     for (Index s = first; s < first + sequences; ++s) require_room(s, tokens);
-    require_decoder_tensors(parts_.attention, q, k, v, y, memory_);
-    Kernels::require_memory(tensors);
+    require_decoder_tensors(parts_.attention, x, memory_);
+    Kernels::require_memory(x);
     const Index block_tokens = parts_.extents.block_tokens;
     for (Index done = 0; done < tokens;) {
       // A tile ends where any sequence reaches the end of its block.
-      Index count = y.size() == 0 ? tokens : (std::min)(tokens - done, parts_.extents.tile());
-      if (y.size() > 0) {
+      Index count = x.y.size() == 0 ? tokens : (std::min)(tokens - done, parts_.extents.tile());
+      if (x.y.size() > 0) {
         for (const Index position : positions)
           count = (std::min)(count, block_tokens - position % block_tokens);
         try {
-          Kernels::run_tile(device, parts_, first, tensors.part(done, count));
+          Kernels::run_tile(device, parts_, first, x.part(done, count));
         } catch (...) {
           for (Index& position : positions) position = lost;
           throw;

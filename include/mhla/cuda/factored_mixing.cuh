@@ -27,6 +27,7 @@
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/mixing_product.hpp>
 #include <mhla/policy/traits.hpp>
+#include <optional>
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN
@@ -95,8 +96,11 @@ void for_each_copy(const MixingProduct& p, const MixingRows<A>& outputs,
                     p.rows, p.columns, p.stride, batch.coefficient});
 }
 
-/// Which entries of a triangular product's C count.
-inline LowerTriangle triangle_of(const MixingProduct& p) { return {0, p.rows - p.columns}; }
+/// Which entries of a product's C count: none means all.
+inline std::optional<LowerTriangle> triangle_of(const MixingProduct& p) {
+  if (!p.triangular) return {};
+  return LowerTriangle{0, p.rows - p.columns};
+}
 
 /// Calls visit(product) for the list, from its end to its begin.
 template <class M, class Visit>
@@ -114,48 +118,6 @@ void for_each_product_backwards(const M& mixing, const MixingLayout& layout, con
     });
     for (; end > begin; --end) visit(products[end - 1 - begin]);
   }
-}
-
-/// The list applied to the inputs of `rows`.
-template <class M, class A>
-void mix_by_products(const CudaDevice& device, const M& mixing, const MixingLayout& layout,
-                     const MixingCoefficients<A>& coefficients, const MixingRows<A>& rows) {
-  mixing.for_each_product(layout, [&](const MixingProduct& p) {
-    const Into into = p.add ? Into::add : Into::overwrite;
-    for_each_copy(p, rows, rows, coefficients, false,
-                  [&](const auto& out, const auto& in, const auto& c) {
-                    if (p.triangular) {
-                      multiply_lower(device, out, c, in, triangle_of(p), into);
-                    } else {
-                      multiply(device, out, c, in, into);
-                    }
-                  });
-  });
-}
-
-/// Its adjoint: adds to all rows that products read, of the gradients of those they write, and to
-/// the coefficients' gradients, unless those are null.
-template <class M, class A>
-void mix_by_products_gradient(const CudaDevice& device, const M& mixing, const MixingLayout& layout,
-                              const MixingCoefficients<A>& coefficients, const MixingRows<A>& rows,
-                              const MixingRows<A>& grad,
-                              const MixingCoefficients<A>& grad_coefficients) {
-  set_zero(device, grad.between(mixing.num_rows(layout) - grad.region[2].first));
-  for_each_product_backwards(mixing, layout, [&](const MixingProduct& p) {
-    if (grad_coefficients.data != nullptr)
-      for_each_copy(p, grad, rows, grad_coefficients, true,
-                    [&](const auto& grad_out, const auto& in, const auto& grad_c) {
-                      multiply_right_transposed(device, grad_c, grad_out, in, Into::add);
-                    });
-    for_each_copy(p, grad, grad, coefficients, false,
-                  [&](const auto& out, const auto& in, const auto& c) {
-                    if (p.triangular) {
-                      multiply_lower_transposed(device, in, c, out, triangle_of(p), Into::add);
-                    } else {
-                      multiply_left_transposed(device, in, c, out, Into::add);
-                    }
-                  });
-  });
 }
 
 /// The parts that coefficients, or gradients, of one of mix's matrices are computed in.
@@ -271,11 +233,8 @@ struct FactoredMixing {
   /// S~_i and z~_i of every query block.
   void mix() const {
     for_each_list([&](Index matrix, const MixingLayout& layout, const auto& rows_of) {
-      const auto run = [&](const Arrays& values) {
-        mix_by_products(device, mixing, layout, coefficients(matrix), rows_of(values));
-      };
-      run(summaries());
-      if constexpr (mixes_key_sums<V>) run(key_sums());
+      mix_rows(matrix, layout, rows_of(summaries()));
+      if constexpr (mixes_key_sums<V>) mix_rows(matrix, layout, rows_of(key_sums()));
     });
   }
 
@@ -284,12 +243,8 @@ struct FactoredMixing {
     set_zero(device, plan.grad_summaries);
     if constexpr (mixes_key_sums<V>) set_zero(device, plan.grad_key_sums);
     for_each_list([&](Index matrix, const MixingLayout& layout, const auto& rows_of) {
-      const Index size = e.mixing_size();
-      const MixingCoefficients<A> parts{
-          coefficients_wanted ? plan.grad_mixing.data + matrix * size : nullptr, e.matrices * size};
       const auto run = [&](const Arrays& values, const Arrays& grad) {
-        mix_by_products_gradient(device, mixing, layout, coefficients(matrix), rows_of(values),
-                                 rows_of(grad), parts);
+        mix_rows_gradient(matrix, layout, rows_of(values), rows_of(grad), coefficients_wanted);
       };
       run(summaries(), {e.summary_size(), plan.grad_summaries, plan.grad_mixed_summaries,
                         plan.grad_between_summaries});
@@ -302,7 +257,7 @@ struct FactoredMixing {
   /// dmix from the units' parts of dC.
   void parameter_gradient(const TensorView<const A, 3>& mix, const TensorView<A, 3>& grad_mix,
                           Update update) const {
-    if (update == Update::overwrite) set_zero(device, GradientView<A, 3>(grad_mix));
+    if (update == Update::overwrite) set_zero(device, grad_mix);
     const Index size = e.mixing_size();
     A* const sums = plan.grad_mixing.data;
     launch(device, mix.extent[0] * size,
@@ -328,6 +283,37 @@ struct FactoredMixing {
   Arrays key_sums() const {
     return {e.feature_dim, plan.key_sums, plan.mixed_key_sums, plan.between_key_sums,
             plan.backward};
+  }
+
+  /// The list applied to the inputs of `rows`.
+  void mix_rows(Index matrix, const MixingLayout& layout, const MixingRows<A>& rows) const {
+    mixing.for_each_product(layout, [&](const MixingProduct& p) {
+      const Into into = p.add ? Into::add : Into::overwrite;
+      for_each_copy(p, rows, rows, coefficients(matrix), false,
+                    [&](const auto& out, const auto& in, const auto& c) {
+                      multiply_lower(device, out, c, in, triangle_of(p), into);
+                    });
+    });
+  }
+  /// Its adjoint: adds to all rows that products read, of the gradients of those they write, and to
+  /// the coefficients' gradients.
+  void mix_rows_gradient(Index matrix, const MixingLayout& layout, const MixingRows<A>& rows,
+                         const MixingRows<A>& grad, bool coefficients_wanted) const {
+    const Index size = e.mixing_size();
+    const MixingCoefficients<A> parts{plan.grad_mixing.data + matrix * size, e.matrices * size};
+    set_zero(device, grad.between(mixing.num_rows(layout) - grad.region[2].first));
+    for_each_product_backwards(mixing, layout, [&](const MixingProduct& p) {
+      if (coefficients_wanted)
+        for_each_copy(p, grad, rows, parts, true,
+                      [&](const auto& grad_out, const auto& in, const auto& grad_c) {
+                        multiply_right_transposed(device, grad_c, grad_out, in, Into::add);
+                      });
+      for_each_copy(p, grad, grad, coefficients(matrix), false,
+                    [&](const auto& grad_out, const auto& grad_in, const auto& c) {
+                      multiply_lower_transposed(device, grad_in, c, grad_out, triangle_of(p),
+                                                Into::add);
+                    });
+    });
   }
   MixingCoefficients<A> coefficients(Index matrix) const {
     const Index size = e.mixing_size();

@@ -14,6 +14,7 @@
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/copies.cuh>
 #include <mhla/cuda/device.hpp>
+#include <optional>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -87,14 +88,11 @@ class BorrowedCublas {
   cublasMath_t math_mode_ = CUBLAS_DEFAULT_MATH;
 };
 
-/// Fills with zeros.
 template <class A>
 void set_zero(const CudaDevice& device, const Panels<A>& panels) {
-  fill<A, 3>(device,
-             {panels.data,
-              {panels.count, panels.rows, panels.cols},
-              {panels.panel_stride, panels.stride, 1}},
-             A(0));
+  set_zero(device, TensorView<A, 3>{panels.data,
+                                    {panels.count, panels.rows, panels.cols},
+                                    {panels.panel_stride, panels.stride, 1}});
 }
 template <class A>
 struct ClearArray {
@@ -242,25 +240,27 @@ struct MultiplyCorners {
   }
 };
 
-/// c (+)= tril(a) b
+/// c (+)= tril(a) b; without a triangle, a b
 template <class A>
 void multiply_lower(const CudaDevice& device, const Panels<A>& c, const Panels<A>& a,
-                    const Panels<A>& b, const LowerTriangle& triangle,
-                    Into into = Into::overwrite) {
-  launch_rows(device, c.count * c.rows, c.cols, MultiplyCorners<A, false>{c, a, b, triangle, into});
-  for_each_corner(triangle, c.rows, [&](Index r, Index rows, Index columns) {
+                    const Panels<A>& b, const std::optional<LowerTriangle>& triangle, Into into) {
+  if (!triangle) return multiply(device, c, a, b, into);
+  launch_rows(device, c.count * c.rows, c.cols,
+              MultiplyCorners<A, false>{c, a, b, *triangle, into});
+  for_each_corner(*triangle, c.rows, [&](Index r, Index rows, Index columns) {
     multiply(device, c.row_range(r, rows), a.row_range(r, rows).column_range(0, columns),
              b.row_range(0, columns), Into::add);
   });
 }
 
-/// c (+)= tril(a)^T b
+/// c (+)= tril(a)^T b; without a triangle, a^T b
 template <class A>
 void multiply_lower_transposed(const CudaDevice& device, const Panels<A>& c, const Panels<A>& a,
-                               const Panels<A>& b, const LowerTriangle& triangle,
-                               Into into = Into::overwrite) {
-  launch_rows(device, c.count * c.rows, c.cols, MultiplyCorners<A, true>{c, a, b, triangle, into});
-  for_each_corner(triangle, a.rows, [&](Index r, Index rows, Index all) {
+                               const Panels<A>& b, const std::optional<LowerTriangle>& triangle,
+                               Into into) {
+  if (!triangle) return multiply_left_transposed(device, c, a, b, into);
+  launch_rows(device, c.count * c.rows, c.cols, MultiplyCorners<A, true>{c, a, b, *triangle, into});
+  for_each_corner(*triangle, a.rows, [&](Index r, Index rows, Index all) {
     const Index columns = all < c.rows ? all : c.rows;
     multiply_left_transposed(device, c.row_range(0, columns),
                              a.row_range(r, rows).column_range(0, columns), b.row_range(r, rows),

@@ -17,6 +17,8 @@ namespace cuda {
 struct HeadDimsPair {
   Index key_dim;
   Index value_dim;
+
+  bool operator==(const HeadDimsPair&) const = default;
 };
 
 /// A borrowed list of head dimensions.
@@ -71,11 +73,6 @@ struct HeadDims {
                 ": leave those out, they run on cuBLAS");
   static constexpr int key_dim = KeyDim;      ///< of q and k
   static constexpr int value_dim = ValueDim;  ///< of v
-
-  /// Whether a call has these dimensions.
-  static constexpr bool fit(Index key_dim_of_call, Index value_dim_of_call) {
-    return key_dim_of_call == KeyDim && value_dim_of_call == ValueDim;
-  }
 };
 
 /// \}
@@ -105,7 +102,7 @@ struct HeadDimsOf {
   template <class F>
   static bool visit([[maybe_unused]] Index key_dim, [[maybe_unused]] Index value_dim,
                     [[maybe_unused]] const F& f) {
-    return ((Dims::fit(key_dim, value_dim) && (f(Dims()), true)) || ...);
+    return ((Dims::key_dim == key_dim && Dims::value_dim == value_dim && (f(Dims()), true)) || ...);
   }
 
  private:

@@ -24,14 +24,14 @@ enum class Move { pack, overwrite, add };
 
 /// Moves a row of x: a head of a token in the box that holds all tokens of the message, if it is
 /// one of those. Its place among them is the number of them that come before it in the sequence.
-template <class T, Move move>
+template <Move move, class T, class Message>
 struct MoveRow {
   TensorView<T, 4> x;
   GridPart tokens;
   Index begin[3];  // of the box
   Grid box;
-  Index count;  // tokens of the message
-  T* message;   // [batch, heads, count, dim]
+  Index count;       // tokens of the message
+  Message* message;  // [batch, heads, count, dim]
 
   MHLA_HOST_DEVICE void operator()(std::uint32_t row, const RowShare& share) const {
     const Index at = row % box.num_tokens();
@@ -45,7 +45,7 @@ struct MoveRow {
     const Index place =
         grid.tokens_before(blocks.end(), token) - grid.tokens_before(blocks.first, token);
     T* const here = &x(unit / x.extent[1], unit % x.extent[1], token, 0);
-    T* const there = message + (unit * count + place) * x.extent[3];
+    Message* const there = message + (unit * count + place) * x.extent[3];
     for (Index c = share.first; c < x.extent[3]; c += share.step) {
       T& element = here[c * x.stride[3]];
       if constexpr (move == Move::pack) there[c] = element;
@@ -54,27 +54,29 @@ struct MoveRow {
     }
   }
 };
-template <Move move, class T>
-void move_rows(const CudaDevice& device, const TensorView<T, 4>& x, const GridPart& tokens,
-               T* message) {
+template <Move move, class T, class Message>
+void move_rows(const CudaDevice& device, const TensorView<T, 4>& x, const GridPart* some,
+               Message* message) {
+  const GridPart tokens =
+      some == nullptr ? consecutive_tokens(x.extent[2], {0, x.extent[2]}) : *some;
   const GridBox box = tokens.grid.grid_box(tokens.blocks);
-  const MoveRow<T, move> body{x,
-                              tokens,
-                              {box.begin[0], box.begin[1], box.begin[2]},
-                              {{box.extent(0), box.extent(1), box.extent(2)}, {1, 1, 1}},
-                              tokens.size(),
-                              message};
+  const MoveRow<move, T, Message> body{x,
+                                       tokens,
+                                       {box.begin[0], box.begin[1], box.begin[2]},
+                                       {{box.extent(0), box.extent(1), box.extent(2)}, {1, 1, 1}},
+                                       tokens.size(),
+                                       message};
   launch_rows(device, x.extent[0] * x.extent[1] * body.box.num_tokens(), x.extent[3], body);
 }
 
 template <class T>
-void HeadKernels<T>::pack(const CudaDevice& device, const TensorView<T, 4>& x,
-                          const GridPart& tokens, T* message) {
+void HeadKernels<T>::pack(const CudaDevice& device, const TensorView<const T, 4>& x,
+                          const GridPart* tokens, T* message) {
   move_rows<Move::pack>(device, x, tokens, message);
 }
 template <class T>
-void HeadKernels<T>::unpack(const CudaDevice& device, T* message, const TensorView<T, 4>& x,
-                            const GridPart& tokens, Update update) {
+void HeadKernels<T>::unpack(const CudaDevice& device, const T* message, const TensorView<T, 4>& x,
+                            const GridPart* tokens, Update update) {
   if (update == Update::overwrite)
     move_rows<Move::overwrite>(device, x, tokens, message);
   else
@@ -82,13 +84,13 @@ void HeadKernels<T>::unpack(const CudaDevice& device, T* message, const TensorVi
 }
 
 template <class T>
-void HeadKernels<T>::copy(const CudaDevice& device, const TensorView<const A, 3>& from,
-                          const TensorView<A, 3>& to) {
+void HeadKernels<T>::copy_tensor(const CudaDevice& device, const TensorView<const A, 4>& from,
+                                 const TensorView<A, 4>& to) {
   cuda::copy(device, from, to);
 }
 template <class T>
-void HeadKernels<T>::fill(const CudaDevice& device, const TensorView<A, 3>& tensor, A value) {
-  cuda::fill(device, tensor, value);
+void HeadKernels<T>::clear_tensor(const CudaDevice& device, const TensorView<A, 3>& tensor) {
+  cuda::fill(device, tensor, A(0));
 }
 template <class T>
 void HeadKernels<T>::fill(const CudaDevice& device, const TensorView<T, 4>& tensor, T value) {

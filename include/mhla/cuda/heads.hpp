@@ -22,15 +22,15 @@ template <class T>
 struct HeadKernels {
   using A = Accumulator<T>;
 
-  /// Copies some tokens of x [batch, heads, tokens, dim] to a message, in this order.
-  static void pack(const CudaDevice& device, const TensorView<T, 4>& x, const GridPart& tokens,
-                   T* message);
+  /// Copies these tokens, or all, of x [batch, heads, tokens, dim] to a message, in this order.
+  static void pack(const CudaDevice& device, const TensorView<const T, 4>& x,
+                   const GridPart* tokens, T* message);
   /// The other way round.
-  static void unpack(const CudaDevice& device, T* message, const TensorView<T, 4>& x,
-                     const GridPart& tokens, Update update);
-  static void copy(const CudaDevice& device, const TensorView<const A, 3>& from,
-                   const TensorView<A, 3>& to);
-  static void fill(const CudaDevice& device, const TensorView<A, 3>& tensor, A value);
+  static void unpack(const CudaDevice& device, const T* message, const TensorView<T, 4>& x,
+                     const GridPart* tokens, Update update);
+  static void copy_tensor(const CudaDevice& device, const TensorView<const A, 4>& from,
+                          const TensorView<A, 4>& to);
+  static void clear_tensor(const CudaDevice& device, const TensorView<A, 3>& tensor);
   static void fill(const CudaDevice& device, const TensorView<T, 4>& tensor, T value);
   /// Throws unless CUDA knows it.
   static void require_memory(const Footprint& memory);

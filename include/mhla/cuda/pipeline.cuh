@@ -77,11 +77,9 @@ void CompiledKernels<V, T>::backward(CudaPath path, const BackwardCall<V, T>& ca
   gradients.for_each(
       [](const auto& gradient, const char* name) { require_device_memory(gradient, name); });
   if (call.problem.shape.empty()) {
-    if (call.update == Update::accumulate) return;
-    set_zero(call.device, gradients.query);
-    set_zero(call.device, gradients.key);
-    set_zero(call.device, gradients.value);
-    set_zero(call.device, gradients.mix);
+    if (call.update == Update::overwrite)
+      gradients.for_each(
+          [&](const auto& gradient, const char*) { set_zero(call.device, gradient); });
     return;
   }
   run_on_path<V, T>(path, call.problem.shape, [&]<class Path, class Dims>() {

@@ -15,6 +15,7 @@
 #include <mhla/cuda/choose_path.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/forward_state.hpp>
+#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
@@ -30,11 +31,9 @@ namespace cuda {
 template <class T, class V>
 Call<V, T> call_of(const V& attention, const Problem& problem, const CudaDevice& device,
                    Direction direction, StateUse state) {
-  return {attention, problem, direction, state, head_dims_of<V, T>(), device.products()};
-}
-template <class V, class T>
-CudaPath path_of(const Call<V, T>& call, const CudaDevice& device) {
-  return path_of(call, device, gpu_at_hand<V, T>());
+  HeadDimsList compiled;  // none if there is nothing to compile
+  if constexpr (has_fused_passes<V, T>) compiled = CompiledKernels<V, T>::head_dims();
+  return {attention, problem, direction, state, compiled, device.products()};
 }
 /// Bytes of workspace of one direction.
 template <class T, class V>
@@ -46,7 +45,7 @@ Index workspace_size(const V& attention, const Shape& shape, const CudaDevice& d
 }
 
 /// Elements of the summaries of a call: what a forward state keeps.
-template <class V, class A>
+template <class V>
 Index call_summary_size(const V& attention, const Problem& problem) {
   if (problem.shape.empty()) return 0;
   Arena arena;
@@ -114,7 +113,7 @@ CudaPlan plan(const V& attention, const Shape& shape, const CudaDevice& device,
 /// \throws ShapeError if attention and shape do not fit.
 template <AttentionVariant V>
 Index forward_state_size(const V& attention, const Shape& shape, const CudaDevice&) {
-  return cuda::call_summary_size<V, float>(attention, checked_problem(attention, shape));
+  return cuda::call_summary_size(attention, checked_problem(attention, shape));
 }
 
 /// y = attention(q, k, v, mix) in device memory, on the device's stream: shapes, aliasing and
@@ -133,8 +132,9 @@ void forward_into(const V& attention, const CudaDevice& device,
                   const TensorView<T, 4>& y, WorkspaceView workspace,
                   std::type_identity_t<CudaForwardState<Accumulator<T>>*> save = nullptr) {
   const OperandViews<T> operands{q, k, v, mix};
-  const Problem problem = checked_forward(attention, operands, y, workspace,
-                                          save == nullptr ? WorkspaceView{} : save->memory());
+  const Problem problem = checked_problem(attention, operands.shape());
+  require_forward(attention, problem.shape, operands, y, workspace,
+                  save == nullptr ? WorkspaceView{} : save->memory());
   const auto call = cuda::call_of<T>(attention, problem, device, cuda::Direction::forward,
                                      save == nullptr ? StateUse::none : StateUse::given);
   const CudaPath path = cuda::path_of(call, device);
@@ -142,7 +142,7 @@ void forward_into(const V& attention, const CudaDevice& device,
   Span<Accumulator<T>> state;
   if (save != nullptr)
     state = save->prepare(problem.shape, fingerprint_of<T>(attention, problem, Borrowed::address),
-                          cuda::call_summary_size<V, Accumulator<T>>(attention, problem),
+                          cuda::call_summary_size(attention, problem),
                           cuda::summary_format<T>(path, device.products()));
   cuda::CompiledKernels<V, T>::forward(path,
                                        {device, attention, problem, operands, y, workspace, state});
@@ -167,8 +167,9 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
                    std::type_identity_t<const CudaForwardState<Accumulator<T>>*> saved = nullptr) {
   require_enumerator("update", update, Update::accumulate);
   const OperandViews<T> operands{q, k, v, mix};
-  const Problem problem = checked_backward(attention, operands, dy, gradients, workspace,
-                                           saved == nullptr ? WorkspaceView{} : saved->memory());
+  const Problem problem = checked_problem(attention, operands.shape());
+  require_backward(attention, problem.shape, operands, dy, gradients, workspace,
+                   saved == nullptr ? WorkspaceView{} : saved->memory());
   const auto call = cuda::call_of<T>(attention, problem, device, cuda::Direction::backward,
                                      saved == nullptr ? StateUse::none : StateUse::given);
   const CudaPath path = cuda::path_of(call, device);

@@ -11,10 +11,9 @@
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/limits.hpp>
-#include <mhla/cuda/rotation_table.hpp>
+#include <mhla/cuda/tables.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
@@ -162,8 +161,12 @@ struct TablePlan {
                                    is_fused ? strip_width(problem.feature_dim) : 0)),
         mixing(take(extents.mixings(), extents.mixing_size())) {}
 
-  /// Whether parts of the batch that stay in the L2 cache are faster than large ones.
+  /// Whether a large batch is taken in parts, and whether those that stay in the L2 cache are
+  /// faster than larger ones.
+  static constexpr bool in_parts = false;
   static constexpr bool gains_by_cache(bool /*backward*/) { return false; }
+  /// Places the summaries of items [first, ...) in a state, if it has memory; none are kept here.
+  void keep_summaries(Index /*batch*/, Index /*first*/, Span<A> /*state*/) {}
   /// Whether it is a pass, or one of these stages.
   template <class... Stages>
   bool in(Stages... stages) const {
@@ -201,6 +204,8 @@ struct Plan : TablePlan<V, A, false> {
   Index parts = checked_mul(extents.units(), extents.matrices);  // of dmix
   static constexpr Index splits = 1;                             // of each of their sums
   Index map_rows = is_rowwise<V> ? (std::max)(query_rows, key_rows) : 0;
+
+  static constexpr bool in_parts = true;
 
   // What a variant needs, and what a stage.
   static constexpr bool own = is_causal_within_block<V>;
@@ -258,8 +263,7 @@ struct Plan : TablePlan<V, A, false> {
   Span<A> grad_between_summaries = take_back(between, extents.summary_size());
   Span<A> grad_between_key_sums = take_back(between, feature_dim, mixes_sums);
 
-  /// Places the summaries of items [first, ...) in a state, if it has memory: those of the whole
-  /// batch, followed by its key sums.
+  /// In a state: the summaries of the whole batch, followed by its key sums.
   void keep_summaries(Index batch, Index first, Span<A> state) {
     if (state.data == nullptr) return;
     const Index of_item = extents.keys.kv_heads * extents.keys.table.blocks;
@@ -276,12 +280,12 @@ Index plan_size(const V& attention, const Problem& problem, Index items, bool ba
   return PlanType(Arena(), attention, problem, items, backward).arena.used();
 }
 
-/// Items of the batch processed at once, so that panels and summaries take bounded memory, or stay
-/// in the L2 cache.
+/// Items of the batch processed at once: all, or so many that panels and summaries take bounded
+/// memory, or stay in the L2 cache.
 template <class PlanType, class V>
 Index items_at_once(const V& attention, const Problem& problem, bool backward) {
   const Index batch = problem.shape.batch;
-  if (batch <= 1) return batch;
+  if (batch <= 1 || !PlanType::in_parts) return batch;
   const Index one = plan_size<PlanType>(attention, problem, 1, backward);
   const Index more = plan_size<PlanType>(attention, problem, 2, backward) - one;
   const bool caches = PlanType::gains_by_cache(backward) && one <= cached_bytes;

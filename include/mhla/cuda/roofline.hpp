@@ -7,14 +7,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/limits.hpp>
 #include <mhla/cuda/plan.hpp>
-#include <mhla/cuda/rotation_table.hpp>
+#include <mhla/cuda/tables.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
 
@@ -122,9 +122,6 @@ struct PathCost {
   constexpr double flops() const {
     return sum([](const KernelCost& cost) { return cost.flops; });
   }
-  constexpr double launches() const {
-    return sum([](const KernelCost& cost) { return cost.launches; });
-  }
   constexpr Times times(const KernelCost& of, const NominalGpu& gpu) const {
     return of.times(gpu, flops_per_second, summaries_in_cache);
   }
@@ -139,20 +136,15 @@ struct PathCost {
   }
   /// What binds for most of the time.
   constexpr const char* bound(const NominalGpu& gpu) const {
-    Times of;
+    constexpr const char* names[] = {"bytes", "products", "instructions", "launches"};
+    double bound_by[std::size(names)] = {};
     for (int i = 0; i < count; ++i) {
-      const Times kernel_times = times(kernel[i], gpu);
-      const double most_of_kernel = kernel_times.all() - kernel_times.launches;
-      (most_of_kernel == kernel_times.bytes      ? of.bytes
-       : most_of_kernel == kernel_times.products ? of.products
-                                                 : of.instructions) += most_of_kernel;
-      of.launches += kernel_times.launches;
+      const Times of = times(kernel[i], gpu);
+      const double most = of.all() - of.launches;
+      bound_by[most == of.bytes ? 0 : most == of.products ? 1 : 2] += most;
+      bound_by[3] += of.launches;
     }
-    const double longest = (std::max)({of.bytes, of.products, of.instructions, of.launches});
-    return longest == of.bytes          ? "bytes"
-           : longest == of.products     ? "products"
-           : longest == of.instructions ? "instructions"
-                                        : "launches";
+    return names[std::max_element(bound_by, std::end(bound_by)) - bound_by];
   }
 };
 
@@ -215,12 +207,9 @@ struct CallSize {
   double mix_rows = number(e.mix_rows);    // of the longest sequence
   double mix_columns = number(e.mix_columns);
 
-  // Tokens of all heads; entries of the block table of all heads; summaries of key blocks, and
-  // mixed ones of query blocks.
+  // Tokens of all heads; summaries of key blocks, and mixed ones of query blocks.
   double queries = heads * number(problem.shape.query_tokens);
   double keys = units * number(problem.shape.key_tokens);
-  double query_entries = heads * query_blocks * query_block_tokens;
-  double key_entries = units * key_blocks * key_block_tokens;
   double key_summaries = units * key_blocks;
   double mixed_summaries = units * query_blocks * matrices;
   double summary = feature_dim * value_dim;

@@ -17,6 +17,7 @@
 #include <mhla/cuda/stages.hpp>
 #include <mhla/cuda/token_block.cuh>
 #include <mhla/stages/calls.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -233,58 +234,61 @@ void StageKernels<V, T>::clear_tensor(const CudaDevice& device, const TensorView
   fill(device, tensor, A(0));
 }
 
-/// An element of rows of sums, and where it travels: S as bfloat16, z after all of S.
-template <class A, bool widens>
+/// An element of rows of sums, and where it travels: S as bfloat16, z after all of S. The one that
+/// is read is const.
+template <class Sum, class Byte>
 struct RoundSums {
+  using A = std::remove_const_t<Sum>;
   SumsLayout of;
-  Index elements;  // of a row
+  TensorView<Sum, 2> rows;
+  Byte* travelling;
   Index bytes;     // of a row that travels
   Index key_sums;  // where z begins in them
-  TensorView<A, 2> rows;
-  std::byte* travelling;
 
   MHLA_HOST_DEVICE void operator()(Index i) const {
-    const Index row = i / elements;
-    const Index element = i % elements;
+    const Index row = i / rows.extent[1];
+    const Index element = i % rows.extent[1];
     const Index unit = element / (of.summary + of.key_sum);
     const Index c = element % (of.summary + of.key_sum);
-    A& sum = rows(row, element);
-    std::byte* const to = travelling + row * bytes;
-    if (c < of.summary) {
-      BFloat16& rounded = reinterpret_cast<BFloat16*>(to)[unit * of.summary + c];
-      if constexpr (widens)
-        sum = static_cast<A>(load(rounded));
-      else
-        store(rounded, static_cast<float>(sum));
-    } else {
-      A& exact = reinterpret_cast<A*>(to + key_sums)[unit * of.key_sum + c - of.summary];
-      if constexpr (widens)
-        sum = exact;
-      else
-        exact = sum;
-    }
+    if (c < of.summary)
+      move(rows(row, element), of_row<BFloat16>(row, 0)[unit * of.summary + c]);
+    else
+      move(rows(row, element), of_row<A>(row, key_sums)[unit * of.key_sum + c - of.summary]);
+  }
+
+ private:
+  template <class X>
+  MHLA_HOST_DEVICE auto* of_row(Index row, Index first) const {
+    return reinterpret_cast<std::conditional_t<std::is_const_v<Byte>, const X, X>*>(
+        travelling + row * bytes + first);
+  }
+  template <class X>
+  MHLA_HOST_DEVICE static void move(Sum& sum, X& travels) {
+    if constexpr (!std::is_const_v<Sum>)
+      sum = static_cast<A>(travels);
+    else if constexpr (std::is_same_v<X, A>)
+      travels = sum;
+    else
+      travels = X(static_cast<float>(sum));
   }
 };
-template <bool widens, class A>
-void round_sums(const CudaDevice& device, const SumsLayout& of, const TensorView<A, 2>& rows,
-                std::byte* travelling) {
+template <class Sum, class Byte>
+void round_sums(const CudaDevice& device, const SumsLayout& of, const TensorView<Sum, 2>& rows,
+                Byte* travelling) {
+  using A = std::remove_const_t<Sum>;
   const Index bytes = of.bytes<A>(Wire::bfloat16);
   const Index key_sums = of.count * of.key_sum * static_cast<Index>(sizeof(A));
-  launch(device, rows.size(),
-         RoundSums<A, widens>{of, of.elements(), bytes, bytes - key_sums, rows, travelling});
+  launch(device, rows.size(), RoundSums<Sum, Byte>{of, rows, travelling, bytes, bytes - key_sums});
 }
 template <class V, class T>
 void StageKernels<V, T>::round_rows(const CudaDevice& device, const SumsLayout& of,
                                     const Rows& rows, std::byte* to) {
-  const TensorView<A, 2> read{const_cast<A*>(rows.data),
-                              {rows.extent[0], rows.extent[1]},
-                              {rows.stride[0], rows.stride[1]}};
-  round_sums<false>(device, of, read, to);
+  round_sums(device, of, rows, to);
 }
 template <class V, class T>
 void StageKernels<V, T>::widen_rows(const CudaDevice& device, const SumsLayout& of,
                                     const std::byte* from, const TensorView<A, 2>& rows) {
-  round_sums<true>(device, of, rows, const_cast<std::byte*>(from));
+  round_sums(device, of, rows, from);
 }
 
 }  // namespace cuda

@@ -11,11 +11,11 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/choose_path.hpp>
 #include <mhla/cuda/device.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
@@ -133,7 +133,7 @@ struct StageBackend {
     const bool backward =
         problem.stage == Stage::read_out_gradient || problem.stage == Stage::summarize_gradient;
     const Call<V, T> call{attention, problem, backward ? Direction::backward : Direction::forward};
-    return CublasPath::workspace(call).workspace_bytes;
+    return memory_of<CublasPath::Plan<V, T>>(call).workspace_bytes;
   }
   // With masks of those sides alone of which a stage has tokens; throws unless they fit.
   template <class V>

@@ -10,10 +10,9 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/chip/machine.cuh>
-#include <mhla/cuda/rotation_table.hpp>
+#include <mhla/cuda/tables.hpp>
 #include <mhla/policy/rotation.hpp>
 #include <type_traits>
 

@@ -11,12 +11,11 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/row_units.cuh>
 #include <mhla/cuda/gemm.cuh>
-#include <mhla/cuda/rotation_table.hpp>
+#include <mhla/cuda/tables.hpp>
 #include <mhla/policy/feature_map.hpp>
 #include <mhla/policy/rotation.hpp>
 #include <type_traits>
@@ -221,7 +220,7 @@ void scatter(const CudaDevice& device, const PanelRows& rows, const A* panel,
   });
 }
 
-/// Zeros the tokens that a mask removes, which are in no panel; without a mask, all.
+/// Zeros the tokens that a mask removes, which are in no panel.
 template <class T>
 struct ClearMasked {
   Divisor tokens;
@@ -233,35 +232,19 @@ struct ClearMasked {
   MHLA_DEVICE void operator()(std::uint32_t r, const RowShare& share) const {
     const std::uint32_t t = tokens.divide(r);
     const std::uint32_t h = heads.divide(r);
-    if (mask.data != nullptr && mask(r, t) != 0) return;
+    if (mask(r, t) != 0) return;
     units.template set_zero<Accumulator<T>>(share, &tensor(r, h, t, 0), tensor.stride[3]);
   }
 };
+/// Without a mask, none.
 template <class T>
-void clear_rows(const CudaDevice& device, const TensorView<const std::uint8_t, 2>& mask,
-                const TensorView<T, 4>& tensor) {
+void clear_masked(const CudaDevice& device, const TensorView<const std::uint8_t, 2>& mask,
+                  const TensorView<T, 4>& tensor) {
+  if (mask.data == nullptr) return;
   const auto& extent = tensor.extent;
   const RowUnits<T, false> units(extent[3], has_aligned_rows(tensor));
   launch_rows(device, extent[0] * extent[1] * extent[2], units.count,
               ClearMasked<T>{Divisor(extent[2]), Divisor(extent[1]), mask, tensor, units});
-}
-/// Zeros the gradient of a call without an output.
-template <class T>
-void set_zero(const CudaDevice& device, const GradientView<T, 4>& gradient) {
-  if (gradient.wanted) clear_rows(device, {}, gradient.view);
-}
-template <class T>
-void set_zero(const CudaDevice& device, const GradientView<T, 3>& gradient) {
-  const auto& [data, extent, stride] = gradient.view;
-  if (gradient.wanted)
-    clear_rows<T>(
-        device, {},
-        {data, {1, extent[0], extent[1], extent[2]}, {0, stride[0], stride[1], stride[2]}});
-}
-template <class T>
-void clear_masked(const CudaDevice& device, const TensorView<const std::uint8_t, 2>& mask,
-                  const TensorView<T, 4>& tensor) {
-  if (mask.data != nullptr) clear_rows(device, mask, tensor);
 }
 
 /// features = scale phi(tensor), element by element, and rotated = R features  // [rows, dim]
@@ -379,28 +362,31 @@ void turn(const CudaDevice& device, const PanelRows& rows, const RotationTable<A
                                    direction, added, in, out, units});
 }
 
-/// Buffers of a row-wise map: its input, and the gradient in it.
+/// Features of tokens, in panels.
 template <class A>
-struct RowBuffers {
-  Span<A> input;     // [rows, key_dim]
-  Span<A> gradient;  // [rows, key_dim]
+struct FeatureRows {
+  PanelRows rows;
+  Index dim;
+  const RotationTable<A>& rotation;
+  A* features;  // [rows, dim]
+  A* rotated;   // the same
+  A* inputs;    // [rows, key_dim]: scratch of a row-wise map
 };
 
 /// features = scale phi(tensor) and, with a rotation, rotated = R features.
 template <bool Rotates, class Map, class T, class A>
-void pack_features(const CudaDevice& device, const Map& map, A scale, const PanelRows& rows,
-                   const RotationTable<A>& rotation, const TensorView<const T, 4>& tensor,
-                   Index feature_dim, A* features, A* rotated, const RowBuffers<A>& buffers) {
+void pack_features(const CudaDevice& device, const Map& map, A scale,
+                   const TensorView<const T, 4>& tensor, const FeatureRows<A>& to) {
+  const auto& [rows, dim, rotation, features, rotated, inputs] = to;
   if constexpr (RowwiseFeatureMap<Map>) {
-    gather(device, rows, tensor, buffers.input.data);
+    gather(device, rows, tensor, inputs);
     launch(device, rows.count(),
-           MapRows<Map, A>{map, scale, RowFinder(rows), buffers.input.data, tensor.extent[3],
-                           features, feature_dim});
+           MapRows<Map, A>{map, scale, RowFinder(rows), inputs, tensor.extent[3], features, dim});
     if constexpr (Rotates)
-      turn<true, A>(device, rows, rotation, Turn::forward, {}, feature_dim, features, rotated);
+      turn<true, A>(device, rows, rotation, Turn::forward, {}, dim, features, rotated);
   } else {
     const RowUnits<T, Rotates> units(
-        feature_dim, has_aligned_rows(tensor) && is_aligned(features) && is_aligned(rotated),
+        dim, has_aligned_rows(tensor) && is_aligned(features) && is_aligned(rotated),
         rotation.layout);
     launch_rows(device, rows.count(), units.count,
                 MapFeatures<Map, T, A, Rotates>{map, scale, RowFinder(rows),
@@ -471,6 +457,8 @@ struct FeatureGradientRows {
   A* gradient;
   Index feature_dim;
   const RotationTable<A>& rotation;
+  A* inputs;           // [rows, key_dim]: scratch of a row-wise map
+  A* input_gradients;  // the same
   WeightedRow<A> added;
 
   /// Does that, in place.
@@ -485,16 +473,15 @@ struct FeatureGradientRows {
 template <bool Rotates, class Map, class T, class A>
 void unpack_feature_gradient(const CudaDevice& device, const Map& map, A scale,
                              const FeatureGradientRows<A>& of, const TensorView<const T, 4>& x,
-                             const TensorView<T, 4>& tensor, Update update,
-                             const RowBuffers<A>& buffers) {
+                             const TensorView<T, 4>& tensor, Update update) {
   const PanelRows& rows = of.rows;
   if constexpr (RowwiseFeatureMap<Map>) {
     of.template finish<Rotates>(device);
-    gather(device, rows, x, buffers.input.data);
+    gather(device, rows, x, of.inputs);
     launch(device, rows.count(),
-           UnmapRows<Map, A>{map, scale, RowFinder(rows), buffers.input.data, x.extent[3],
-                             of.gradient, of.feature_dim, buffers.gradient.data});
-    scatter<T, A>(device, rows, buffers.gradient.data, tensor, update);
+           UnmapRows<Map, A>{map, scale, RowFinder(rows), of.inputs, x.extent[3], of.gradient,
+                             of.feature_dim, of.input_gradients});
+    scatter<T, A>(device, rows, of.input_gradients, tensor, update);
   } else {
     const RowUnits<T, Rotates> units(of.feature_dim,
                                      has_aligned_rows(x) && has_aligned_rows(tensor) &&

@@ -56,16 +56,12 @@ void normalize_rows(const TensorView<T, 2>& weights) {
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(void attention_matrix, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call attention_matrix(attention, q, k, mix, batch, head, weights) with "
-                "views of one scalar, mix and weights of the type it is accumulated in, weights "
-                "not const");
-})
-MHLA_ANY_CALL(void normalize_rows, {
-  static_assert(no_such_call<Given...>,
-                "mhla: normalize_rows takes a view of rank 2 of float or double to write to");
-})
+MHLA_NO_SUCH_CALL(void attention_matrix,
+                  "mhla: call attention_matrix(attention, q, k, mix, batch, head, weights) with "
+                  "views of one scalar, mix and weights of the type it is accumulated in, weights "
+                  "not const")
+MHLA_NO_SUCH_CALL(void normalize_rows,
+                  "mhla: normalize_rows takes a view of rank 2 of float or double to write to")
 /// \endcond
 
 /// \}

@@ -8,7 +8,7 @@
 #include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/square_scale.hpp>
+#include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -16,6 +16,22 @@ namespace diagnostics {
 
 /// \addtogroup diagnostics
 /// \{
+
+/// \cond INTERNAL
+// -sum p log p, in nats, of p = size(j) over their sum, which is taken in units of `scale`.
+template <class Size>
+double entropy_of(Index count, double scale, const Size& size) {
+  double sum = 0;
+  for (Index j = 0; j < count; ++j) sum += size(j) / scale;
+  if (sum == 0) return 0;
+  double entropy = 0;
+  for (Index j = 0; j < count; ++j) {
+    const double p = size(j) / scale / sum;
+    if (p != 0) entropy -= p * std::log(p);
+  }
+  return entropy;
+}
+/// \endcond
 
 /// -sum_j p_j log p_j, in nats, of one row of weights [query tokens, key tokens], with p_j = |w_j|
 /// over the row's sum of |w|: 0 if one key has all the weight, log(key tokens) if all have the
@@ -26,16 +42,7 @@ double row_entropy(const TensorView<T, 2>& weights, Index row) {
   const auto size = [&](Index j) { return (std::abs)(static_cast<double>(weights(row, j))); };
   double largest = 0;
   for (Index j = 0; j < weights.extent[1]; ++j) largest = (std::max)(largest, size(j));
-  const double scale = square_scale(largest);
-  double sum = 0;
-  for (Index j = 0; j < weights.extent[1]; ++j) sum += size(j) / scale;
-  if (sum == 0) return 0;
-  double entropy = 0;
-  for (Index j = 0; j < weights.extent[1]; ++j) {
-    const double p = size(j) / scale / sum;
-    if (p != 0) entropy -= p * std::log(p);
-  }
-  return entropy;
+  return entropy_of(weights.extent[1], square_scale(largest), size);
 }
 
 /// The mean of `row_entropy` over the rows, in nats; 0 if there are none.
@@ -48,16 +55,9 @@ double mean_row_entropy(const TensorView<T, 2>& weights) {
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(double row_entropy, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call row_entropy(weights, row) with a view of rank 2");
-  return {};
-})
-MHLA_ANY_CALL(double mean_row_entropy, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call mean_row_entropy(weights) with a view of rank 2");
-  return {};
-})
+MHLA_NO_SUCH_CALL(double row_entropy, "mhla: call row_entropy(weights, row) with a view of rank 2")
+MHLA_NO_SUCH_CALL(double mean_row_entropy,
+                  "mhla: call mean_row_entropy(weights) with a view of rank 2")
 /// \endcond
 
 /// \}

@@ -12,10 +12,11 @@
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
 #include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/square_scale.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/diagnostics/entropy.hpp>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN
@@ -81,13 +82,9 @@ class Spectrum {
   /// singular values, 0 for a zero matrix.
   double effective_rank() const {
     if (values_.empty() || values_.front() == 0) return 0;
-    double sum = 0;  // in units of the largest
-    for (const double value : values_) sum += value / values_.front();
-    double entropy = 0;
-    for (const double value : values_) {
-      const double p = value / values_.front() / sum;
-      if (p != 0) entropy -= p * std::log(p);
-    }
+    const double entropy =
+        entropy_of(static_cast<Index>(values_.size()), values_.front(),
+                   [&](Index j) { return values_[static_cast<std::size_t>(j)]; });
     return std::exp(entropy);
   }
 

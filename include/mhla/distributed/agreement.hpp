@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: MIT
-// Before ranks exchange anything, they compare what they are about to do: a rank that would go on
-// with other numbers, or that cannot go on, is named on every rank, and no rank waits for it.
+// What calls of SequenceParallel and HeadParallel begin by. Before ranks exchange anything, they
+// compare what they are about to do: a rank that would go on with other numbers, or that cannot go
+// on, is named on every rank, and no rank waits for it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/distributed/communicator.hpp>
+#include <mhla/distributed/shares.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
+#include <mhla/policy/variant.hpp>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -31,9 +38,9 @@ std::vector<T> gather_all(const C& communicator, Span<const T> mine) {
   const Index bytes = mine.size * static_cast<Index>(sizeof(T));
   const Index ranks = communicator.size();
   std::vector<T> all(static_cast<std::size_t>(ranks * mine.size));
-  std::vector<Part> parts;
-  for (Index r = 0; r < ranks; ++r) parts.push_back({r * bytes, bytes});
-  communicator.all_gather(mine.data, all.data(), Span<const Part>{parts.data(), ranks});
+  Parts parts(ranks);
+  for (Index r = 0; r < ranks; ++r) parts[r] = {r * bytes, bytes};
+  communicator.all_gather(mine.data, all.data(), parts);
   return all;
 }
 
@@ -58,15 +65,18 @@ class Agreement {
     record_.value[count_++] = value;
     return *this;
   }
-  /// A text, or anything else of which a hash is compared.
-  Agreement& add_text(const char* name, const char* text) {
+  /// Anything else, by the hash of what add_to(hash) adds.
+  template <class AddTo>
+  void add_hash(const char* name, const AddTo& add_to) {
     fingerprint::Hash hash;
-    hash.add(reinterpret_cast<const unsigned char*>(text), std::strlen(text));
-    return add_hash(name, hash.value());
-  }
-  Agreement& add_hash(const char* name, std::uint64_t hash) {
+    add_to(hash);
     hashed_ |= std::uint64_t{1} << count_;
-    return add(name, static_cast<Index>(hash));
+    add(name, static_cast<Index>(hash.value()));
+  }
+  void add_text(const char* name, const char* text) {
+    add_hash(name, [&](auto& hash) {
+      hash.add(reinterpret_cast<const unsigned char*>(text), std::strlen(text));
+    });
   }
 
   /// prepare()'s result, if no rank's throws and all numbers are equal on all ranks.
@@ -128,5 +138,103 @@ class Agreement {
   std::uint64_t hashed_ = 0;
   Index count_ = 0;
 };
+
+// Overloads that say why a call of SequenceParallel or HeadParallel does not compile.
+class ParallelErrors {
+ public:
+  MHLA_ANY_CALL(static void forward, { explain<Given...>(); })
+  MHLA_ANY_CALL(static void backward, { explain<Given...>(); })
+  MHLA_ANY_CALL(static Index forward_workspace_size, { return explain<Given...>(); })
+  MHLA_ANY_CALL(static Index backward_workspace_size, { return explain<Given...>(); })
+
+ private:
+  template <class... X>
+  static Index explain() {
+    static_assert(no_such_call<X...>,
+                  "mhla: call forward(executor, {q, k, v, mix}, y, workspace) or "
+                  "backward(executor, {q, k, v, mix}, dy, {dq, dk, dv, dmix}, update, "
+                  "workspace), with mhla::skip for a gradient that is not wanted, and sizes by "
+                  "forward_workspace_size(executor) or backward_workspace_size(executor): on "
+                  "GPUs the executor is an mhla::CudaDevice");
+    return 0;
+  }
+};
+
+// The template arguments of SequenceParallel and HeadParallel.
+template <class S, class C>
+concept PartsOfRanks = Communicator<C> && requires {
+  typename S::Variant;
+  typename S::Scalar;
+};
+// Their base where the arguments are others: fails with one sentence.
+template <class S, class C>
+struct NoPartsOfRanks {
+  static_assert(no_such_call<S, C>,
+                "mhla: SequenceParallel takes Stages, HeadParallel HostHeads, and both a "
+                "Communicator: call sequence_parallel<T>(attention, shape, communicator, shares) "
+                "or head_parallel, which returns one");
+  MHLA_ANY_CALL(NoPartsOfRanks, {})
+};
+
+// Fails with one sentence where a call of sequence_parallel or head_parallel does not compile.
+template <class... X>
+AnyArgument explain_parallel() {
+  static_assert(no_such_call<X...>,
+                "mhla: call sequence_parallel<T>(attention, shape, communicator, queries, keys, "
+                "wire), head_parallel<T>(attention, shape, communicator, queries, keys), or the "
+                "same with cuda_: T is the scalar of the tensors, shape an mhla::Shape of the "
+                "whole sequence, queries and keys are mhla::Shares");
+  return {};
+}
+
+/// What ranks have in common: types, values, a packed batch's offsets, the whole shape, all shares.
+template <class T, AttentionVariant V>
+void add_call(Agreement& agreement, const V& attention, const Shape& whole, const Shares& queries,
+              const Shares& keys, Borrowed compared) {
+  agreement.add_text("type", __PRETTY_FUNCTION__);
+  agreement.add("batch", whole.batch)
+      .add("heads", whole.heads)
+      .add("kv_heads", whole.kv_heads)
+      .add("query_tokens", whole.query_tokens)
+      .add("key_tokens", whole.key_tokens)
+      .add("key_dim", whole.key_dim)
+      .add("value_dim", whole.value_dim)
+      .add("mix_heads", whole.mix_heads)
+      .add("mix_query_blocks", whole.mix_query_blocks)
+      .add("mix_key_blocks", whole.mix_key_blocks)
+      .add("precision", static_cast<Index>(attention.precision))
+      .add("path", static_cast<Index>(attention.path));
+  const auto add_policy = [&](const char* name, const auto& policy) {
+    agreement.add_hash(name, [&](auto& hash) { fingerprint::add(hash, policy); });
+  };
+  add_policy("blocks", attention.blocks);
+  add_policy("key_blocks", attention.key_blocks);
+  agreement.add_hash("feature map, normalizer, rotation, mixing or scale",
+                     [&](auto& hash) { fingerprint::add_values(hash, attention, compared); });
+  if constexpr (requires { attention.offsets; })
+    agreement.add_hash("list of offsets", [&](auto& hash) {
+      for (const auto offset : attention.offsets) hash.add(static_cast<std::uint64_t>(offset));
+    });
+  const auto add_shares = [&](const char* name, const Shares& shares) {
+    agreement.add_hash(name, [&](auto& hash) {
+      for (const BlockRange& share : shares) fingerprint::add(hash, share);
+    });
+  };
+  add_shares("shares of query blocks", queries);
+  add_shares("shares of key blocks", keys);
+}
+
+/// Throws ShapeError unless operands are those of a rank with tensors of `local`.
+template <class T>
+void require_local(const Shape& local, const OperandViews<T>& x) {
+  constexpr const char* rule = "a rank's tensors have the tokens of its blocks";
+  require_extents(x.q, "q", local.batch, local.heads, local.query_tokens, local.key_dim, rule);
+  require_extents(x.k, "k", local.batch, local.kv_heads, local.key_tokens, local.key_dim, rule);
+  require_extents(x.v, "v", local.batch, local.kv_heads, local.key_tokens, local.value_dim, rule);
+  constexpr const char* all_of_mix = "every rank has all of mix";
+  require_extent("mix", "heads", x.mix.extent[0], local.mix_heads, all_of_mix);
+  require_extent("mix", "query blocks", x.mix.extent[1], local.mix_query_blocks, all_of_mix);
+  require_extent("mix", "key blocks", x.mix.extent[2], local.mix_key_blocks, all_of_mix);
+}
 
 MHLA_NAMESPACE_END

@@ -5,10 +5,12 @@
 
 #include <chrono>
 #include <concepts>
+#include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -32,6 +34,22 @@ struct Part {
   Index first = 0;  ///< where they begin
   Index bytes = 0;  ///< their number
 };
+
+/// \cond INTERNAL
+// A part for each rank, at first of 0 bytes.
+class Parts {
+ public:
+  explicit Parts(Index ranks) : parts_(static_cast<std::size_t>(ranks)) {}
+
+  Part& operator[](Index rank) { return parts_[static_cast<std::size_t>(rank)]; }
+  operator Span<const Part>() const {  // NOLINT: borrowed
+    return {parts_.data(), static_cast<Index>(parts_.size())};
+  }
+
+ private:
+  std::vector<Part> parts_;
+};
+/// \endcond
 
 /// A communicator: rank() of size() processes, numbered from 0, and two collectives, which all of
 /// them call in the same order and which return when `received` is complete. Parts of 0 bytes are

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// A sequence divided by tokens, computed by heads: what ranks tell each other is tensors.
+// A sequence divided by tokens, computed by heads: what ranks tell each other is tensors, of which
+// every rank has some tokens of all heads, and then all tokens of some heads, or the other way
+// round: an all-to-all (DeepSpeed-Ulysses, arXiv 2309.14509).
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
@@ -14,15 +15,15 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/distributed/agreement.hpp>
 #include <mhla/distributed/communicator.hpp>
-#include <mhla/distributed/heads_exchange.hpp>
-#include <mhla/distributed/host_heads.hpp>
-#include <mhla/distributed/local_call.hpp>
+#include <mhla/distributed/host.hpp>
 #include <mhla/distributed/shares.hpp>
+#include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/block_list.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
 #include <utility>
+#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -48,6 +49,9 @@ class HeadParallel : ParallelErrors {
   using V = typename H::Variant;
   using T = typename H::Scalar;
   using A = Accumulator<T>;
+  using Tokens = typename H::Tokens;
+  using Kernels = typename H::Kernels;
+  static constexpr auto element_bytes = static_cast<Index>(sizeof(T));
 
  public:
   /// \cond INTERNAL
@@ -62,16 +66,16 @@ class HeadParallel : ParallelErrors {
                Shares keys = {})
       : communicator_(&communicator),
         attention_(attention),
-        whole_(whole),
-        whole_problem_(agreed_problem(queries, keys.empty() ? queries : keys)),
-        query_tokens_(query_list(attention, whole_problem_), queries),
-        key_tokens_(key_list(attention, whole_problem_), keys.empty() ? queries : keys),
-        exchange_(communicator, equal_shares(whole.kv_heads, communicator.size())),
+        whole_(agreed_problem(whole, queries, keys.empty() ? queries : keys)),
+        query_tokens_(tokens_of_ranks(query_list(attention, whole_), queries)),
+        key_tokens_(tokens_of_ranks(key_list(attention, whole_), keys.empty() ? queries : keys)),
+        kv_heads_(equal_shares(whole.kv_heads, communicator.size())),
         own_(own_problem()),
-        heads_(attention, whole_problem_, own_, communicator.rank()),
+        heads_(attention, whole_, own_, communicator.rank()),
         local_(whole) {
-    local_.query_tokens = static_cast<Index>(query_tokens_[communicator.rank()].size());
-    local_.key_tokens = static_cast<Index>(key_tokens_[communicator.rank()].size());
+    const auto rank = static_cast<std::size_t>(communicator.rank());
+    local_.query_tokens = static_cast<Index>(query_tokens_[rank].size());
+    local_.key_tokens = static_cast<Index>(key_tokens_[rank].size());
   }
 
   /// The shape of this rank's tensors: tokens are those of its shares, mix is whole.
@@ -81,14 +85,14 @@ class HeadParallel : ParallelErrors {
   template <class E>
   requires H::template runs_on<E> Index forward_workspace_size(const E& executor) const {
     Arena arena;
-    lay_out(arena, false, heads_.forward_workspace_size(executor));
+    lay_out(arena, executor, false);
     return arena.used();
   }
   /// Bytes of workspace of backward.
   template <class E>
   requires H::template runs_on<E> Index backward_workspace_size(const E& executor) const {
     Arena arena;
-    lay_out(arena, true, heads_.backward_workspace_size(executor));
+    lay_out(arena, executor, true);
     return arena.used();
   }
 
@@ -100,15 +104,17 @@ class HeadParallel : ParallelErrors {
     Arena arena(workspace);
     const Memory memory = Agreement("forward").settle(*communicator_, [&] {
       require_local(local_, x);
-      H::require_memory(require_forward(attention_, local_, x, y, workspace, {}));
+      Kernels::require_memory(require_forward(attention_, local_, x, y, workspace, {}));
       require_workspace(workspace, forward_workspace_size(executor), "mhla::HeadParallel",
                         "forward_workspace_size says how many it takes");
-      return lay_out(arena, false, heads_.forward_workspace_size(executor));
+      return lay_out(arena, executor, false);
     });
-    exchange_.run(executor, To::heads, operands(x, memory), Update::overwrite, memory.buffer);
-    heads_.forward(executor, of_heads(executor, x, memory), memory.y, memory.scratch);
-    exchange_.run(executor, To::tokens, {{y, memory.y, &query_tokens_}}, Update::overwrite,
-                  memory.buffer);
+    exchange(executor, Division::by_heads, operands(x, memory), Update::overwrite, memory.buffer);
+    const OperandViews<T> own = of_heads(executor, x, memory);
+    if (own_.shape.kv_heads > 0)
+      forward_into(attention_, executor, own.q, own.k, own.v, own.mix, memory.y, memory.scratch);
+    exchange(executor, Division::by_tokens, {{memory.y, y, &query_tokens_}}, Update::overwrite,
+             memory.buffer);
   }
 
   /// The gradients of this rank's tokens, and of mix as said above. All ranks want the same ones.
@@ -126,145 +132,216 @@ class HeadParallel : ParallelErrors {
     Arena arena(workspace);
     const Memory memory = agreement.settle(*communicator_, [&] {
       require_local(local_, x);
-      H::require_memory(require_backward(attention_, local_, x, dy, gradients, workspace, {}));
+      Kernels::require_memory(
+          require_backward(attention_, local_, x, dy, gradients, workspace, {}));
       require_workspace(workspace, backward_workspace_size(executor), "mhla::HeadParallel",
                         "backward_workspace_size says how many it takes");
-      return lay_out(arena, true, heads_.backward_workspace_size(executor));
+      return lay_out(arena, executor, true);
     });
-    Tensors<H> to_heads = operands(x, memory);
-    to_heads.push_back({writable(dy), memory.y, &query_tokens_});
-    exchange_.run(executor, To::heads, to_heads, Update::overwrite, memory.buffer);
+    Tensors to_heads = operands(x, memory);
+    to_heads.push_back({dy, memory.y, &query_tokens_});
+    exchange(executor, Division::by_heads, to_heads, Update::overwrite, memory.buffer);
 
     GradientViews<T> of_own_heads{skip, skip, skip, skip};
-    Tensors<H> to_tokens;
+    Tensors to_tokens;
     const auto want = [&](const GradientView<T, 4>& gradient, const TensorView<T, 4>& own,
-                          const TokenShares<H>& tokens, GradientView<T, 4>& wanted) {
+                          const auto& tokens, GradientView<T, 4>& wanted) {
       if (!gradient.wanted) return;
       wanted = own;
-      to_tokens.push_back({gradient.view, own, &tokens});
+      to_tokens.push_back({own, gradient.view, &tokens});
     };
     want(dq, memory.dq, query_tokens_, of_own_heads.query);
     want(dk, memory.dk, key_tokens_, of_own_heads.key);
     want(dv, memory.dv, key_tokens_, of_own_heads.value);
-    if (dmix.wanted) of_own_heads.mix = memory.dmix;
+    if (dmix.wanted) of_own_heads.mix = as_mix(memory.dmix);
     const bool gives_dmix = dmix.wanted && heads_.gives_dmix();
-    for (Index n = 0; n < items() && gives_dmix && update == Update::accumulate; ++n)
-      H::copy(executor, matrices(dmix.view, n), item_of(memory.dmix, n));
-    heads_.backward(executor, exchange_, of_heads(executor, x, memory), memory.y, of_own_heads,
+    if (gives_dmix && update == Update::accumulate)
+      Kernels::copy_tensor(executor, matrices(dmix.view), memory.dmix);
+    heads_.backward(executor, *communicator_, of_heads(executor, x, memory), memory.y, of_own_heads,
                     update, memory.scratch);
-    exchange_.run(executor, To::tokens, to_tokens, update, memory.buffer);
-    if (dmix.wanted && update == Update::overwrite) H::set_zero(executor, dmix.view);
-    for (Index n = 0; n < items() && gives_dmix; ++n)
-      H::copy(executor, item_of(memory.dmix, n), matrices(dmix.view, n));
+    exchange(executor, Division::by_tokens, to_tokens, update, memory.buffer);
+    if (dmix.wanted && update == Update::overwrite) Kernels::clear_tensor(executor, dmix.view);
+    if (gives_dmix) Kernels::copy_tensor(executor, memory.dmix, matrices(dmix.view));
   }
 
  private:
+  // How a tensor is divided: [batch, all heads, a rank's tokens, dim], whose heads go to other
+  // ranks or come from them, or [batch, a rank's heads, all tokens, dim], whose tokens do.
+  enum class Division { by_tokens, by_heads };
+  // One before and after, and the tokens of every rank.
+  struct Tensor {
+    TensorView<const T, 4> from;
+    TensorView<T, 4> to;
+    const std::vector<Tokens>* tokens;
+  };
+  using Tensors = std::vector<Tensor>;
   struct Memory {
     TensorView<T, 4> q, k, v, y;  // [batch, this rank's heads, all tokens, dim]; y or dy
     TensorView<T, 4> dq, dk, dv;
-    TensorView<A, 3> mix;   // of this rank's heads, if every item has its own
-    TensorView<A, 3> dmix;  // if this rank gives it
+    TensorView<A, 4> mix;   // [items, this rank's heads, ..], if every item has its own
+    TensorView<A, 4> dmix;  // likewise, if this rank gives it
     Span<T> buffer;
     WorkspaceView scratch;  // of the pass
   };
 
-  Problem agreed_problem(const Shares& queries, const Shares& keys) const {
+  Problem agreed_problem(const Shape& whole, const Shares& queries, const Shares& keys) const {
     Agreement agreement("head_parallel");
-    add_call<T>(agreement, attention_, whole_, queries, keys, H::compared);
+    add_call<T>(agreement, attention_, whole, queries, keys, H::compared);
     return agreement.settle(*communicator_, [&] {
-      const Problem problem = checked_problem(attention_, whole_);
+      const Problem problem = checked_problem(attention_, whole);
       const Index ranks = communicator_->size();
       require_shares("queries", queries, query_list(attention_, problem).num_blocks(), ranks);
       require_shares("keys", keys, key_list(attention_, problem).num_blocks(), ranks);
       if constexpr (requires { attention_.masks; }) {  // which have been checked by now
-        fingerprint::Hash masks;
-        fingerprint::add_masks(masks, attention_.masks, whole_, H::compared);
-        agreement.add_hash("mask", masks.value());
+        agreement.add_hash("mask", [&](auto& hash) {
+          fingerprint::add_masks(hash, attention_.masks, whole, H::compared);
+        });
       }
       return problem;
     });
   }
+  // Of a tensor with `heads` heads, those of a rank.
+  BlockRange heads_of(Index rank, Index heads) const {
+    const BlockRange& share = kv_heads_[static_cast<std::size_t>(rank)];
+    const Index all = kv_heads_.back().end();
+    const Index group = all == 0 ? 0 : heads / all;
+    return {share.first * group, share.count * group};
+  }
   // The call of this rank's heads.
   Problem own_problem() const {
-    Problem problem = whole_problem_;
+    Problem problem = whole_;
     const Index rank = communicator_->rank();
-    problem.shape.heads = exchange_.heads_of(rank, whole_.heads).count;
-    problem.shape.kv_heads = exchange_.heads_of(rank, whole_.kv_heads).count;
-    if (whole_.mix_heads != 1) problem.shape.mix_heads = problem.shape.heads;
-    if (whole_.mix_per_item()) problem.shape.mix_heads *= whole_.batch;
+    problem.shape.heads = heads_of(rank, whole_.shape.heads).count;
+    problem.shape.kv_heads = heads_of(rank, whole_.shape.kv_heads).count;
+    if (whole_.shape.mix_heads != 1) problem.shape.mix_heads = problem.shape.heads;
+    if (whole_.shape.mix_per_item()) problem.shape.mix_heads *= whole_.shape.batch;
     return problem;
   }
 
-  // The matrices of this rank's heads in one of mix's shape: those of an item, if each has its own.
+  // The matrices of this rank's heads in one of mix's shape: [items, heads, rows, columns], where
+  // there is one item unless each has its own.
   template <class M>
-  TensorView<M, 3> matrices(TensorView<M, 3> all, Index item) const {
-    if (whole_.mix_heads == 1) return all;
-    const BlockRange heads = exchange_.heads_of(communicator_->rank(), whole_.heads);
-    if (all.data != nullptr) all.data += (item * whole_.heads + heads.first) * all.stride[0];
-    all.extent[0] = heads.count;
-    return all;
+  TensorView<M, 4> matrices(const TensorView<M, 3>& all) const {
+    BlockRange heads{0, 1};
+    if (local_.mix_heads != 1) heads = heads_of(communicator_->rank(), local_.heads);
+    const Index step = all.stride[0];
+    return {all.data == nullptr ? nullptr : all.data + heads.first * step,
+            {items(), heads.count, all.extent[1], all.extent[2]},
+            {local_.heads * step, step, all.stride[1], all.stride[2]}};
   }
-  Index items() const { return whole_.mix_per_item() ? whole_.batch : 1; }
-  TensorView<A, 3> item_of(TensorView<A, 3> own, Index item) const {
-    own.extent[0] /= items();
-    if (own.data != nullptr) own.data += item * own.extent[0] * own.stride[0];
-    return own;
+  Index items() const { return local_.mix_per_item() ? local_.batch : 1; }
+  // Those of one item, or of all in memory of their own, as a mix.
+  template <class M>
+  static TensorView<M, 3> as_mix(const TensorView<M, 4>& own) {
+    return {own.data,
+            {own.extent[0] * own.extent[1], own.extent[2], own.extent[3]},
+            {own.stride[1], own.stride[2], own.stride[3]}};
   }
   template <class E>
   OperandViews<T> of_heads(const E& executor, const OperandViews<T>& x,
                            const Memory& memory) const {
-    if (!whole_.mix_per_item()) return {memory.q, memory.k, memory.v, matrices(x.mix, 0)};
-    for (Index n = 0; n < whole_.batch; ++n)
-      H::copy(executor, matrices(x.mix, n), item_of(memory.mix, n));
-    return {memory.q, memory.k, memory.v, memory.mix};
+    if (!local_.mix_per_item()) return {memory.q, memory.k, memory.v, as_mix(matrices(x.mix))};
+    Kernels::copy_tensor(executor, matrices(x.mix), memory.mix);
+    return {memory.q, memory.k, memory.v, as_mix(memory.mix)};
+  }
+  Tensors operands(const OperandViews<T>& x, const Memory& memory) const {
+    return {{x.q, memory.q, &query_tokens_},
+            {x.k, memory.k, &key_tokens_},
+            {x.v, memory.v, &key_tokens_}};
+  }
+  template <class List>
+  static auto tokens_of_ranks(const List& list, const Shares& shares) {
+    std::vector<Tokens> tokens;
+    for (const BlockRange& share : shares) tokens.push_back(H::tokens(list, share));
+    return tokens;
   }
 
-  // An exchange only reads what it sends.
-  static TensorView<T, 4> writable(const TensorView<const T, 4>& x) {
-    TensorView<T, 4> view{const_cast<T*>(x.data), {}, {}};
-    std::copy_n(x.extent, 4, view.extent);
-    std::copy_n(x.stride, 4, view.stride);
-    return view;
-  }
-  Tensors<H> operands(const OperandViews<T>& x, const Memory& memory) const {
-    return {{writable(x.q), memory.q, &query_tokens_},
-            {writable(x.k), memory.k, &key_tokens_},
-            {writable(x.v), memory.v, &key_tokens_}};
+  // Moves tensors between ranks, all by one all_to_all. `buffer` takes all elements of both sides
+  // of all tensors. `update` says what is done with what the destinations hold. Results, which are
+  // divided by tokens, are written when all ranks have received theirs.
+  template <class E>
+  void exchange(const E& executor, Division to, const Tensors& tensors, Update update,
+                Span<T> buffer) const {
+    Parts sent(communicator_->size());
+    Parts received(communicator_->size());
+    Index end = 0;
+    const auto division = to == Division::by_heads ? Division::by_tokens : Division::by_heads;
+    const auto pieces_sent = pieces(division, tensors, &Tensor::from, sent, end);
+    const auto pieces_received = pieces(to, tensors, &Tensor::to, received, end);
+    for (const auto& piece : pieces_sent)
+      Kernels::pack(executor, piece.tensor, piece.tokens, buffer.data + piece.first);
+    communicator_->all_to_all(buffer.data, sent, buffer.data, received);
+    if (to == Division::by_tokens) confirm(*communicator_);
+    for (const auto& piece : pieces_received)
+      Kernels::unpack(executor, buffer.data + piece.first, piece.tensor, piece.tokens, update);
   }
 
-  static TensorView<T, 4> take_tensor(Arena& arena, Index batch, Index heads, Index tokens,
-                                      Index dim) {
-    const Index size = checked_mul(checked_mul(batch, heads), checked_mul(tokens, dim));
-    return make_view(arena.take<T>(size).data, batch, heads, tokens, dim);
+  // What of a tensor is exchanged with a rank.
+  template <class X>
+  struct Piece {
+    TensorView<X, 4> tensor;  // [batch, heads, .., dim]
+    const Tokens* tokens;     // null: all in turn
+    Index first;              // element in the buffer
+  };
+
+  // The pieces that are exchanged with each rank, all tensors', and which part of the buffer, from
+  // `end` on, they take together.
+  template <class X>
+  std::vector<Piece<X>> pieces(Division division, const Tensors& tensors,
+                               TensorView<X, 4> Tensor::*side, Parts& parts, Index& end) const {
+    std::vector<Piece<X>> all;
+    for (Index r = 0; r < communicator_->size(); ++r) {
+      const Index begin = end;
+      for (const Tensor& tensor : tensors) {
+        Piece<X> piece{tensor.*side, nullptr, end};
+        TensorView<X, 4>& part = piece.tensor;
+        Index tokens = part.extent[2];
+        if (division == Division::by_heads) {
+          piece.tokens = &(*tensor.tokens)[static_cast<std::size_t>(r)];
+          tokens = static_cast<Index>(piece.tokens->size());
+        } else {
+          const BlockRange heads = heads_of(r, part.extent[1]);
+          if (part.data != nullptr) part.data += heads.first * part.stride[1];
+          part.extent[1] = heads.count;
+        }
+        const Index elements = part.extent[0] * part.extent[1] * tokens * part.extent[3];
+        if (elements > 0) all.push_back(piece);
+        end += elements;
+      }
+      parts[r] = {begin * element_bytes, (end - begin) * element_bytes};
+    }
+    return all;
   }
-  TensorView<A, 3> take_matrices(Arena& arena) const {
-    const Shape& s = own_.shape;
-    const Index size = checked_mul(s.mix_heads, checked_mul(s.mix_query_blocks, s.mix_key_blocks));
-    return make_view(arena.take<A>(size).data, s.mix_heads, s.mix_query_blocks, s.mix_key_blocks);
-  }
-  Memory lay_out(Arena& arena, bool backward, Index scratch_bytes) const {
+
+  template <class E>
+  Memory lay_out(Arena& arena, const E& executor, bool backward) const {
     const Shape& s = own_.shape;
     const auto queries = [&](Index dim) {
-      return take_tensor(arena, s.batch, s.heads, s.query_tokens, dim);
+      return arena.take_tensor<T>(s.batch, s.heads, s.query_tokens, dim);
     };
     const auto keys = [&](Index dim) {
-      return take_tensor(arena, s.batch, s.kv_heads, s.key_tokens, dim);
+      return arena.take_tensor<T>(s.batch, s.kv_heads, s.key_tokens, dim);
+    };
+    const auto matrices = [&] {
+      return arena.take_tensor<A>(items(), local_.mix_heads == 1 ? 1 : s.heads, s.mix_query_blocks,
+                                  s.mix_key_blocks);
     };
     Memory memory;
     memory.q = queries(s.key_dim);
     memory.k = keys(s.key_dim);
     memory.v = keys(s.value_dim);
     memory.y = queries(s.value_dim);
-    if (whole_.mix_per_item()) memory.mix = take_matrices(arena);
+    if (local_.mix_per_item()) memory.mix = matrices();
     // Of the messages, the operands' are the longest: with dy, or alone longer than y.
     const Index all = checked_add(buffer_size(local_), buffer_size(s));
     memory.buffer = arena.take<T>(all);
-    memory.scratch = {arena.take<std::byte>(scratch_bytes).data, scratch_bytes};
+    memory.scratch = arena.take_bytes(backward ? heads_.backward_workspace_size(executor)
+                                               : heads_.forward_workspace_size(executor));
     if (!backward) return memory;
     memory.dq = queries(s.key_dim);
     memory.dk = keys(s.key_dim);
     memory.dv = keys(s.value_dim);
-    if (heads_.gives_dmix()) memory.dmix = take_matrices(arena);
+    if (heads_.gives_dmix()) memory.dmix = matrices();
     return memory;
   }
   // Elements of q, k, v and y of a shape.
@@ -276,11 +353,10 @@ class HeadParallel : ParallelErrors {
 
   const C* communicator_;
   V attention_;
-  Shape whole_;
-  Problem whole_problem_;
-  TokenShares<H> query_tokens_;
-  TokenShares<H> key_tokens_;
-  HeadsExchange<H, C> exchange_;
+  Problem whole_;
+  std::vector<Tokens> query_tokens_;  // of every rank
+  std::vector<Tokens> key_tokens_;
+  Shares kv_heads_;  // of every rank, who has the query heads that share them
   Problem own_;
   H heads_;
   Shape local_;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <initializer_list>
 #include <memory>
 #include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
@@ -17,11 +16,10 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/distributed/agreement.hpp>
 #include <mhla/distributed/communicator.hpp>
-#include <mhla/distributed/local_call.hpp>
+#include <mhla/distributed/host.hpp>
 #include <mhla/distributed/shares.hpp>
 #include <mhla/distributed/sums_exchange.hpp>
 #include <mhla/policy/batch_layout.hpp>
@@ -38,16 +36,16 @@ MHLA_NAMESPACE_BEGIN
 /// \{
 
 /// \cond INTERNAL
-// On the host; on a GPU see cuda_distributed.hpp.
-template <class S, class E, class From, class To, int Rank>
-void copy_tensor(const S&, const E& executor, const TensorView<From, Rank>& from,
-                 const TensorView<To, Rank>& to) {
-  copy_tensor(executor, from, to);
-}
-template <class S, class E, class T, int Rank>
-void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor) {
-  clear_tensor(executor, tensor);
-}
+// What is done to tensors and sums besides stages.
+template <class S>
+struct KernelsBesideStages {
+  using type = HostKernels;
+};
+template <class S>
+requires requires { typename S::Kernels; }
+struct KernelsBesideStages<S> {
+  using type = typename S::Kernels;
+};
 /// \endcond
 
 /// Attention over a sequence of which each rank has some whole blocks: its q, k, v, y and their
@@ -89,9 +87,8 @@ class SequenceParallel : ParallelErrors {
   using V = typename S::Variant;
   using T = typename S::Scalar;
   using A = Accumulator<T>;
+  using Kernels = typename KernelsBesideStages<S>::type;
   static constexpr bool recurs = is_structured<V>;  // RecurrentMixing, as Stages require
-  static constexpr Others keys_read = is_causal<V> ? Others::earlier : Others::all;
-  static constexpr Others queries_read = is_causal<V> ? Others::later : Others::all;
 
  public:
   /// \cond INTERNAL
@@ -108,12 +105,18 @@ class SequenceParallel : ParallelErrors {
                    Shares keys = {}, Wire wire = Wire::exact)
       : communicator_(&communicator),
         attention_(attention),
-        whole_(whole),
         wire_(wire),
         queries_((std::move)(queries)),
         keys_(keys.empty() ? queries_ : (std::move)(keys)),
-        stages_(agreed_stages()) {
-    local_ = whole;
+        stages_(agreed_stages(whole)),
+        local_(whole) {
+    const Others before = is_causal<V> ? Others::earlier : Others::all;
+    const Others after = is_causal<V> ? Others::later : Others::all;
+    for (const BlockRange& share : keys_)
+      keys_read_.push_back(recurs ? share : blocks_read(share, stages_.key_blocks(share), before));
+    for (const BlockRange& share : queries_)
+      queries_read_.push_back(recurs ? share
+                                     : blocks_read(share, stages_.query_blocks(share), after));
     local_.query_tokens = stages_.query_tokens(query_blocks());
     local_.key_tokens = stages_.key_tokens(key_blocks());
   }
@@ -132,15 +135,21 @@ class SequenceParallel : ParallelErrors {
     const auto counts = agreement.settle(*communicator_, [&] {
       masks.require_fit(local_);
       if (is_causal<V>) masks.require_one();
-      return std::make_shared<std::vector<Index>>(static_cast<std::size_t>(2 * whole_.batch));
+      return std::make_shared<std::vector<Index>>(static_cast<std::size_t>(2 * local_.batch));
     });
-    const Span<Index> queries{counts->data(), of_queries ? whole_.batch : 0};
-    const Span<Index> keys{counts->data() + whole_.batch, of_keys ? whole_.batch : 0};
+    const Span<Index> queries{counts->data(), of_queries ? local_.batch : 0};
+    const Span<Index> keys{counts->data() + local_.batch, of_keys ? local_.batch : 0};
     if constexpr (requires { stages_.count_used_keys(key_blocks(), masks.key, keys); }) {
       if (masks.query.data != nullptr)
         stages_.count_used_queries(query_blocks(), masks.query, queries);
       if (masks.key.data != nullptr) stages_.count_used_keys(key_blocks(), masks.key, keys);
-      maximum_over_ranks(*counts);
+      const auto size = static_cast<Index>(counts->size());
+      const std::vector<Index> all =
+          gather_all(*communicator_, Span<const Index>{counts->data(), size});
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        Index& most = (*counts)[i % counts->size()];
+        most = (std::max)(most, all[i]);
+      }
     }
     return SequenceParallel<PaddedStages, C>(*this, Padded<V>(attention_, masks),
                                              stages_.padded({masks, queries, keys}), counts);
@@ -164,7 +173,7 @@ class SequenceParallel : ParallelErrors {
   template <class E>
   requires S::template runs_on<E> Index forward_workspace_size(const E& executor) const {
     Arena arena;
-    lay_out_forward(arena, executor);
+    lay_out(arena, executor, false);
     return arena.used();
   }
   /// Bytes of workspace of backward.
@@ -172,7 +181,7 @@ class SequenceParallel : ParallelErrors {
   requires S::template runs_on<E> Index backward_workspace_size(const E& executor) const {
     if (stages_.may_round()) return exact().backward_workspace_size(executor);
     Arena arena;
-    lay_out_backward(arena, executor);
+    lay_out(arena, executor, true);
     return arena.used();
   }
 
@@ -188,12 +197,16 @@ class SequenceParallel : ParallelErrors {
                         require_forward(attention_, local_, x, y, workspace, kept_bytes(keep)));
       require_workspace(workspace, forward_workspace_size(executor), "mhla::SequenceParallel",
                         "forward_workspace_size says how many it takes");
-      return lay_out_forward(arena, executor);
+      return lay_out(arena, executor, false);
     });
-    if (keep.size > 0) take_up(keep.data, memory.summaries, memory.states);
+    if (keep.size > 0) {
+      memory.summaries.data = keep.data;
+      memory.states.data = keep.data + memory.summaries.size();
+    }
     gather_sums(executor, x, memory);
     confirm(*communicator_);
-    stages_.read_out(executor, query_blocks(), rows_of_queries(x), sums(memory), y, memory.scratch);
+    stages_.read_out(executor, query_blocks(), rows_of_queries(x),
+                     {memory.summaries, memory.states}, y, memory.scratch);
   }
 
   /// The gradients of this rank's tokens, and of mix as said above, always exact. `kept` is empty,
@@ -220,36 +233,38 @@ class SequenceParallel : ParallelErrors {
                                                    kept_bytes(kept)));
       require_workspace(workspace, backward_workspace_size(executor), "mhla::SequenceParallel",
                         "backward_workspace_size says how many it takes");
-      return lay_out_backward(arena, executor);
+      return lay_out(arena, executor, true);
     });
-    if (kept.size > 0)
-      take_up(const_cast<A*>(kept.data), memory.summaries, memory.states);  // only read
-    else
+    Sums<A> sums{memory.summaries, memory.states};
+    if (kept.size == 0) {
       gather_sums(executor, x, memory);
+    } else {
+      sums.summaries.data = kept.data;
+      sums.states.data = kept.data + sums.summaries.size();
+    }
 
     // dq and dmix stay in the workspace until everything has been exchanged.
     const GradientViews<T> of_queries = query_gradients(executor, dq, dmix, update, memory);
     const BlockRange seeing = read_queries();
     const auto read_out_gradient = [&](const BlockRange& blocks) {
       stages_.read_out_gradient(
-          executor, blocks, rows_of_queries(x), sums(memory), dy, of_queries, update,
+          executor, blocks, rows_of_queries(x), sums, dy, of_queries, update,
           {rows_of(memory.mixtures, within(seeing, blocks)), memory.denominators}, memory.scratch);
     };
     if (recurs || !to_keys)
       read_out_gradient(query_blocks());
     else
-      exchange_sums(
-          stages_, *communicator_, executor,
-          shared_rows(queries_, &SequenceParallel::queries_read_by, memory.mixtures, memory), 1,
-          read_out_gradient);
+      exchange_sums<Kernels>(*communicator_, executor,
+                             shared_rows(queries_, queries_read_, memory.mixtures, memory), 1,
+                             read_out_gradient);
     if constexpr (recurs)
-      if (to_keys) hand_back_states(executor, x, of_queries.mix, update, memory);
+      if (to_keys) hand_back_states(executor, x, sums, of_queries.mix, update, memory);
     confirm(*communicator_);
 
-    if (dq.wanted) copy_tensor(stages_, executor, memory.query_gradient, dq.view);
+    if (dq.wanted) Kernels::copy_tensor(executor, memory.query_gradient, dq.view);
     if (dmix.wanted) {
-      if (update == Update::overwrite) clear_tensor(stages_, executor, dmix.view);
-      copy_tensor(stages_, executor, memory.mix_gradient, own_rows(dmix.view));
+      if (update == Update::overwrite) Kernels::clear_tensor(executor, dmix.view);
+      Kernels::copy_tensor(executor, memory.mix_gradient, own_rows(dmix.view));
     }
     write_key_gradients(executor, x, dy, gradients, update, to_keys, memory);
   }
@@ -287,10 +302,10 @@ class SequenceParallel : ParallelErrors {
     if (dq.wanted) gradients.query = memory.query_gradient;
     if (dmix.wanted) gradients.mix = memory.mix_gradient;
     if (recurs && dmix.wanted)
-      clear_tensor(stages_, executor, memory.mix_gradient);  // others' entries
+      Kernels::clear_tensor(executor, memory.mix_gradient);  // others' entries
     if (update == Update::overwrite) return gradients;
-    if (dq.wanted) copy_tensor(stages_, executor, dq.view, memory.query_gradient);
-    if (dmix.wanted) copy_tensor(stages_, executor, own_rows(dmix.view), memory.mix_gradient);
+    if (dq.wanted) Kernels::copy_tensor(executor, dq.view, memory.query_gradient);
+    if (dmix.wanted) Kernels::copy_tensor(executor, own_rows(dmix.view), memory.mix_gradient);
     return gradients;
   }
 
@@ -299,7 +314,7 @@ class SequenceParallel : ParallelErrors {
   void write_key_gradients(const E& executor, const OperandViews<T>& x,
                            const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
                            Update update, bool to_keys, const Memory& memory) const {
-    if (!to_keys) clear_tensor(stages_, executor, memory.summary_gradients);
+    if (!to_keys) Kernels::clear_tensor(executor, TensorView<A, 3>(memory.summary_gradients));
     if constexpr (!recurs)
       if (to_keys)
         stages_.mix_gradient(executor, read_queries(), key_blocks(),
@@ -319,23 +334,13 @@ class SequenceParallel : ParallelErrors {
   BlockRange own(const Shares& shares) const {
     return shares[static_cast<std::size_t>(communicator_->rank())];
   }
-  // The blocks whose rows a rank reads that has some.
-  BlockRange keys_read_by(const BlockRange& own) const {
-    return recurs ? own : blocks_read(own, stages_.key_blocks(own), keys_read);
-  }
-  BlockRange queries_read_by(const BlockRange& own) const {
-    return recurs ? own : blocks_read(own, stages_.query_blocks(own), queries_read);
-  }
-  BlockRange read_keys() const { return keys_read_by(key_blocks()); }
-  BlockRange read_queries() const { return queries_read_by(query_blocks()); }
+  BlockRange read_keys() const { return own(keys_read_); }
+  BlockRange read_queries() const { return own(queries_read_); }
   // Of blocks whose summaries are made, and then travel.
   Index pieces() const { return recurs ? 1 : pieces_of_summaries(*communicator_); }
-  SharedRows<A> shared_rows(const Shares& shares,
-                            BlockRange (SequenceParallel::*read_by)(const BlockRange&) const,
+  SharedRows<A> shared_rows(const Shares& shares, const std::vector<BlockRange>& read,
                             const TensorView<A, 2>& rows, const Memory& memory) const {
-    SharedRows<A> shared{shares, {}, sums_layout(rows.extent[1]), wire_, rows, memory.wire};
-    for (const BlockRange& share : shares) shared.read.push_back((this->*read_by)(share));
-    return shared;
+    return {shares, read, sums_layout(rows.extent[1]), wire_, rows, memory.wire};
   }
   // Some of `blocks`, counted from their first.
   static BlockRange within(const BlockRange& blocks, const BlockRange& some) {
@@ -346,11 +351,6 @@ class SequenceParallel : ParallelErrors {
   }
 
   Index states_size() const { return checked_mul(stages_.num_states(), stages_.mixture_size()); }
-  void take_up(A* kept, TensorView<A, 2>& summaries, TensorView<A, 2>& states) const {
-    summaries.data = kept;
-    states.data = kept + summaries.size();
-  }
-  static Sums<A> sums(const Memory& memory) { return {memory.summaries, memory.states}; }
 
   template <class, class>
   friend class SequenceParallel;
@@ -360,29 +360,21 @@ class SequenceParallel : ParallelErrors {
                    const S& stages, std::shared_ptr<const std::vector<Index>> used)
       : communicator_(unpadded.communicator_),
         attention_(attention),
-        whole_(unpadded.whole_),
         wire_(unpadded.wire_),
         queries_(unpadded.queries_),
         keys_(unpadded.keys_),
         stages_(stages),
+        keys_read_(unpadded.keys_read_),
+        queries_read_(unpadded.queries_read_),
         local_(unpadded.local_),
         used_((std::move)(used)) {}
 
-  void maximum_over_ranks(std::vector<Index>& counts) const {
-    const std::vector<Index> all = gather_all(
-        *communicator_, Span<const Index>{counts.data(), static_cast<Index>(counts.size())});
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      Index& most = counts[i % counts.size()];
-      most = (std::max)(most, all[i]);
-    }
-  }
-
-  S agreed_stages() const {
+  S agreed_stages(const Shape& whole) const {
     Agreement agreement("sequence_parallel");
-    add_call<T>(agreement, attention_, whole_, queries_, keys_, S::compared);
+    add_call<T>(agreement, attention_, whole, queries_, keys_, S::compared);
     agreement.add("wire", static_cast<Index>(wire_));
     return agreement.settle(*communicator_, [&] {
-      S stages(attention_, whole_);
+      S stages(attention_, whole);
       require_shares("queries", queries_, stages.query_blocks().count, communicator_->size());
       require_shares("keys", keys_, stages.key_blocks().count, communicator_->size());
       if ((is_causal<V> || is_batch_layout<V>)&&keys_ != queries_)
@@ -400,8 +392,8 @@ class SequenceParallel : ParallelErrors {
 
   // A row of `elements`: S and z for every unit, or dS~ and dz~ for each of its matrices.
   SumsLayout sums_layout(Index elements) const {
-    const Index features = feature_dim(attention_.feature_map, whole_.key_dim);
-    SumsLayout layout{0, features * whole_.value_dim, normalizes<V> ? features : 0};
+    const Index features = feature_dim(attention_.feature_map, local_.key_dim);
+    SumsLayout layout{0, features * local_.value_dim, normalizes<V> ? features : 0};
     if (elements > 0) layout.count = elements / (layout.summary + layout.key_sum);
     return layout;
   }
@@ -409,73 +401,47 @@ class SequenceParallel : ParallelErrors {
     if (wire_ == Wire::exact) return 0;
     return checked_mul(blocks.count, sums_layout(elements).template bytes<A>(wire_));
   }
-  template <class B>
-  WorkspaceView kept_bytes(Span<B> kept) const {
+  Span<const std::byte> kept_bytes(Span<const A> kept) const {
     if (kept.size == 0) return {};
     require_extent("kept summaries", "elements", kept.size, kept_size(), "kept_size() says so");
-    auto* const data = const_cast<A*>(kept.data);
-    return {reinterpret_cast<std::byte*>(data), kept.size * static_cast<Index>(sizeof(A))};
+    return {reinterpret_cast<const std::byte*>(kept.data),
+            kept.size * static_cast<Index>(sizeof(A))};
   }
 
-  static TensorView<A, 2> take_rows(Arena& arena, const BlockRange& blocks, Index size) {
-    return make_view(arena.take<A>(checked_mul(blocks.count, size)).data, blocks.count, size);
-  }
-  static WorkspaceView take_scratch(Arena& arena, std::initializer_list<Index> bytes) {
-    const Index most = (std::max)(bytes);
-    return {arena.take<std::byte>(most).data, most};
-  }
   template <class E>
-  Index scratch_of_summarize(const E& executor) const {
-    Index most = 0;
-    for (Index piece = 0; piece < pieces(); ++piece)
-      most = (std::max)(most, stages_.workspace_size(Stage::summarize, executor,
-                                                     piece_of(key_blocks(), piece, pieces())));
-    return most;
-  }
-  TensorView<A, 2> take_states(Arena& arena) const {
-    return take_rows(arena, {0, stages_.num_states()}, stages_.mixture_size());
-  }
-  void take_sums(Arena& arena, Memory& memory) const {
-    memory.summaries = take_rows(arena, read_keys(), stages_.summary_size());
-    memory.states = take_states(arena);
-    memory.next = take_states(arena);
-  }
-  template <class E>
-  Memory lay_out_forward(Arena& arena, const E& executor) const {
-    Memory memory;
-    take_sums(arena, memory);
-    memory.wire = arena.take<std::byte>(wire_bytes(read_keys(), stages_.summary_size()));
-    memory.scratch =
-        take_scratch(arena, {scratch_of_summarize(executor),
-                             stages_.workspace_size(Stage::read_out, executor, query_blocks())});
-    return memory;
-  }
-  template <class E>
-  Memory lay_out_backward(Arena& arena, const E& executor) const {
+  Memory lay_out(Arena& arena, const E& executor, bool backward) const {
     const auto stage = [&](Stage name, const BlockRange& blocks, const BlockRange& keys = {}) {
       return stages_.workspace_size(name, executor, blocks, keys);
     };
+    const auto states = [&] {
+      return arena.take_tensor<A>(stages_.num_states(), stages_.mixture_size());
+    };
     Memory memory;
-    take_sums(arena, memory);
-    memory.state_gradients = take_states(arena);
-    memory.next_gradients = take_states(arena);
-    memory.wire =
-        arena.take<std::byte>((std::max)(wire_bytes(read_keys(), stages_.summary_size()),
-                                         wire_bytes(read_queries(), stages_.mixture_size())));
-    memory.mixtures = take_rows(arena, read_queries(), stages_.mixture_size());
-    memory.denominators = take_rows(arena, query_blocks(), stages_.denominator_size());
-    memory.summary_gradients = take_rows(arena, key_blocks(), stages_.summary_size());
-    const Shape& s = local_;
-    const Index query = checked_mul(checked_mul(s.batch, s.heads), s.query_tokens * s.key_dim);
-    memory.query_gradient =
-        make_view(arena.take<T>(query).data, s.batch, s.heads, s.query_tokens, s.key_dim);
-    const Index rows = stages_.mix_rows(query_blocks()).count;
-    memory.mix_gradient = make_view(arena.take<A>(s.mix_heads * rows * s.mix_key_blocks).data,
-                                    s.mix_heads, rows, s.mix_key_blocks);
-    memory.scratch = take_scratch(
-        arena, {scratch_of_summarize(executor), stage(Stage::read_out_gradient, query_blocks()),
-                recurs ? 0 : stage(Stage::mix_gradient, read_queries(), key_blocks()),
-                stage(Stage::summarize_gradient, key_blocks())});
+    memory.summaries = arena.take_tensor<A>(read_keys().count, stages_.summary_size());
+    memory.states = states();
+    memory.next = states();
+    Index wire = wire_bytes(read_keys(), stages_.summary_size());
+    Index scratch = backward ? 0 : stage(Stage::read_out, query_blocks());
+    for (Index piece = 0; piece < pieces(); ++piece)
+      scratch =
+          (std::max)(scratch, stage(Stage::summarize, piece_of(key_blocks(), piece, pieces())));
+    if (backward) {
+      memory.state_gradients = states();
+      memory.next_gradients = states();
+      memory.mixtures = arena.take_tensor<A>(read_queries().count, stages_.mixture_size());
+      memory.denominators = arena.take_tensor<A>(query_blocks().count, stages_.denominator_size());
+      memory.summary_gradients = arena.take_tensor<A>(key_blocks().count, stages_.summary_size());
+      const Shape& s = local_;
+      memory.query_gradient = arena.take_tensor<T>(s.batch, s.heads, s.query_tokens, s.key_dim);
+      memory.mix_gradient = arena.take_tensor<A>(
+          s.mix_heads, stages_.mix_rows(query_blocks()).count, s.mix_key_blocks);
+      wire = (std::max)(wire, wire_bytes(read_queries(), stages_.mixture_size()));
+      scratch = (std::max)({scratch, stage(Stage::read_out_gradient, query_blocks()),
+                            recurs ? 0 : stage(Stage::mix_gradient, read_queries(), key_blocks()),
+                            stage(Stage::summarize_gradient, key_blocks())});
+    }
+    memory.wire = arena.take<std::byte>(wire);
+    memory.scratch = arena.take_bytes(scratch);
     return memory;
   }
 
@@ -487,11 +453,15 @@ class SequenceParallel : ParallelErrors {
     };
     if constexpr (recurs) {
       summarize(key_blocks());
-      hand_on_states(executor, x, memory);
+      hand_over(1, memory.states, memory.next, [&] {
+        if (stages_.block_in_sequence(query_blocks().end()) > 0)
+          stages_.advance(executor, query_blocks(), rows_of_queries(x).mix,
+                          {memory.summaries, memory.states}, memory.next, memory.scratch);
+      });
     } else {
-      exchange_sums(stages_, *communicator_, executor,
-                    shared_rows(keys_, &SequenceParallel::keys_read_by, memory.summaries, memory),
-                    pieces(), summarize);
+      exchange_sums<Kernels>(*communicator_, executor,
+                             shared_rows(keys_, keys_read_, memory.summaries, memory), pieces(),
+                             summarize);
     }
   }
 
@@ -509,26 +479,18 @@ class SequenceParallel : ParallelErrors {
       const Index next = rank + step;
       const Index border = queries_[static_cast<std::size_t>((std::max)(rank, next))].first;
       if (stages_.block_in_sequence(border) == 0) continue;  // no states there
-      std::vector<Part> to(static_cast<std::size_t>(ranks));
-      std::vector<Part> from(static_cast<std::size_t>(ranks));
-      if (rank == communicator_->rank()) to[static_cast<std::size_t>(next)].bytes = bytes;
-      if (next == communicator_->rank()) from[static_cast<std::size_t>(rank)].bytes = bytes;
-      communicator_->all_to_all(sent.data, {to.data(), ranks}, received.data, {from.data(), ranks});
+      Parts to(ranks);
+      Parts from(ranks);
+      if (rank == communicator_->rank()) to[next].bytes = bytes;
+      if (next == communicator_->rank()) from[rank].bytes = bytes;
+      communicator_->all_to_all(sent.data, to, received.data, from);
     }
   }
   template <class E>
-  void hand_on_states(const E& executor, const OperandViews<T>& x, const Memory& memory) const {
-    hand_over(1, memory.states, memory.next, [&] {
-      if (stages_.block_in_sequence(query_blocks().end()) > 0)
-        stages_.advance(executor, query_blocks(), rows_of_queries(x).mix, sums(memory), memory.next,
-                        memory.scratch);
-    });
-  }
-  template <class E>
-  void hand_back_states(const E& executor, const OperandViews<T>& x, const GradientView<A, 3>& dmix,
-                        Update update, const Memory& memory) const {
+  void hand_back_states(const E& executor, const OperandViews<T>& x, const Sums<A>& sums,
+                        const GradientView<A, 3>& dmix, Update update, const Memory& memory) const {
     hand_over(-1, memory.next_gradients, memory.state_gradients, [&] {
-      stages_.advance_gradient(executor, query_blocks(), rows_of_queries(x).mix, sums(memory),
+      stages_.advance_gradient(executor, query_blocks(), rows_of_queries(x).mix, sums,
                                memory.mixtures, {memory.next_gradients, memory.state_gradients},
                                memory.summary_gradients, dmix, update, memory.scratch);
     });
@@ -536,11 +498,12 @@ class SequenceParallel : ParallelErrors {
 
   const C* communicator_;
   V attention_;
-  Shape whole_;
   Wire wire_;
   Shares queries_;
   Shares keys_;
   S stages_;
+  std::vector<BlockRange> keys_read_;  // of every rank: the blocks whose rows it reads
+  std::vector<BlockRange> queries_read_;
   Shape local_;
   std::shared_ptr<const std::vector<Index>> used_;  // of a padded batch, what stages_ borrows
 };

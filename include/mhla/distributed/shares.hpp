@@ -12,12 +12,10 @@
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/block_list.hpp>
-#include <mhla/policy/packed_blocks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/recurrent_mixing.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
-#include <numeric>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN
@@ -73,14 +71,10 @@ inline std::vector<Index> tokens_of(const Grid& grid, const BlockRange& blocks) 
 }
 
 /// \cond INTERNAL
-inline std::vector<Index> tokens_of(const GridBlocks& list, const BlockRange& blocks) {
-  return tokens_of(list.grid, blocks);
-}
-template <class Offset>
-std::vector<Index> tokens_of(const PackedBlocks<Offset>& list, const BlockRange& blocks) {
-  std::vector<Index> tokens(static_cast<std::size_t>(list.num_tokens(blocks)));
-  std::iota(tokens.begin(), tokens.end(), list.first_token(blocks.first));
-  return tokens;
+template <class List>
+std::vector<Index> tokens_of(const List& list, const BlockRange& blocks) {
+  const GridPart part = part_of(list, blocks);
+  return tokens_of(part.grid, part.blocks);
 }
 
 // Throws ShapeError unless `shares` cut [0, blocks) into a part for every rank.
@@ -115,17 +109,11 @@ void require_chunks(const char* argument, const Shares& shares, const List& list
                         " with RecurrentMixing"});
   }
 }
-/// \endcond
 
-/// \cond INTERNAL
-template <class... X>
-void explain_shares() {
-  static_assert(no_such_call<X...>,
+MHLA_ANY_CALL(Shares equal_shares, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call equal_shares(blocks, ranks) or equal_shares(attention, shape, ranks) "
                 "with an mhla::Shape");
-}
-MHLA_ANY_CALL(Shares equal_shares, {
-  explain_shares<Given...>();
   return {};
 })
 /// \endcond

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
@@ -22,43 +21,6 @@ MHLA_NAMESPACE_BEGIN
 /// \{
 
 /// \cond INTERNAL
-// A row as it travels, rounded: all S, then all z.
-template <class A>
-void round_row(const SumsLayout& of, const A* row, std::byte* to) {
-  auto* rounded = reinterpret_cast<BFloat16*>(to);
-  auto* exact = reinterpret_cast<A*>(to + of.bytes<A>(Wire::bfloat16)) - of.count * of.key_sum;
-  for (Index i = 0; i < of.count; ++i, row += of.summary + of.key_sum) {
-    for (Index c = 0; c < of.summary; ++c) store(*rounded++, static_cast<float>(row[c]));
-    for (Index c = 0; c < of.key_sum; ++c) *exact++ = row[of.summary + c];
-  }
-}
-template <class A>
-void widen_row(const SumsLayout& of, const std::byte* from, A* row) {
-  const auto* rounded = reinterpret_cast<const BFloat16*>(from);
-  const auto* exact =
-      reinterpret_cast<const A*>(from + of.bytes<A>(Wire::bfloat16)) - of.count * of.key_sum;
-  for (Index i = 0; i < of.count; ++i, row += of.summary + of.key_sum) {
-    for (Index c = 0; c < of.summary; ++c) row[c] = static_cast<A>(load(*rounded++));
-    for (Index c = 0; c < of.key_sum; ++c) row[of.summary + c] = *exact++;
-  }
-}
-
-// Rounds rows into `to`, or widens them from there; on a GPU see cuda_distributed.hpp.
-template <class S, class Executor, class A>
-void round_rows(const S&, const Executor& executor, const SumsLayout& of,
-                const TensorView<A, 2>& rows, std::byte* to) {
-  const Index bytes = of.bytes<A>(Wire::bfloat16);
-  ExecutorRef(executor).parallel_for(
-      rows.extent[0], [&](Index row, Index) { round_row(of, &rows(row, 0), to + row * bytes); });
-}
-template <class S, class Executor, class A>
-void widen_rows(const S&, const Executor& executor, const SumsLayout& of, const std::byte* from,
-                const TensorView<A, 2>& rows) {
-  const Index bytes = of.bytes<A>(Wire::bfloat16);
-  ExecutorRef(executor).parallel_for(
-      rows.extent[0], [&](Index row, Index) { widen_row(of, from + row * bytes, &rows(row, 0)); });
-}
-
 // Whose rows a rank reads, beside its own.
 enum class Others { all, earlier, later };
 
@@ -81,11 +43,17 @@ inline BlockRange piece_of(const BlockRange& share, Index piece, Index pieces) {
   return {share.first + begin, even_split(share.count, pieces, piece + 1) - begin};
 }
 
+// The blocks that are in both.
+inline BlockRange common(const BlockRange& a, const BlockRange& b) {
+  const Index first = (std::max)(a.first, b.first);
+  return {first, (std::max)(Index{0}, (std::min)(a.end(), b.end()) - first)};
+}
+
 // Rows of which every rank makes those of its share, and reads some.
 template <class A>
 struct SharedRows {
   const Shares& shares;
-  std::vector<BlockRange> read;  // by every rank, among them its own
+  const std::vector<BlockRange>& read;  // by every rank, among them its own
   SumsLayout layout;
   Wire wire;
   TensorView<A, 2> rows;   // that this rank reads
@@ -93,11 +61,9 @@ struct SharedRows {
 
   // The bytes of those of some blocks that rank `by` reads, counted from block `origin`.
   Part part(const BlockRange& blocks, Index by, Index origin) const {
-    const BlockRange& its = read[static_cast<std::size_t>(by)];
-    const Index first = (std::max)(blocks.first, its.first);
+    const BlockRange its = common(blocks, read[static_cast<std::size_t>(by)]);
     const Index bytes = layout.bytes<A>(wire);
-    const Index count = (std::max)(Index{0}, (std::min)(blocks.end(), its.end()) - first);
-    return {count > 0 ? (first - origin) * bytes : 0, count * bytes};
+    return {its.count > 0 ? (its.first - origin) * bytes : 0, its.count * bytes};
   }
   // Whether all ranks read all rows.
   bool read_by_all() const {
@@ -108,9 +74,9 @@ struct SharedRows {
 
 // Calls make(blocks) for all pieces of this rank's share, whose rows then travel, and returns when
 // `of.rows` are complete. All ranks have as many pieces, one if the communicator does not overlap.
-template <class S, Communicator C, class Executor, class A, class Make>
-void exchange_sums(const S& stages, const C& communicator, const Executor& executor,
-                   const SharedRows<A>& of, Index pieces, const Make& make) {
+template <class Kernels, Communicator C, class Executor, class A, class Make>
+void exchange_sums(const C& communicator, const Executor& executor, const SharedRows<A>& of,
+                   Index pieces, const Make& make) {
   const Index ranks = communicator.size();
   const Index rank = communicator.rank();
   const Index origin = of.read[static_cast<std::size_t>(rank)].first;
@@ -120,42 +86,39 @@ void exchange_sums(const S& stages, const C& communicator, const Executor& execu
     return piece_of(of.shares[static_cast<std::size_t>(r)], piece, pieces);
   };
 
-  const auto post = [&](Index piece, const auto& send_sums) {
+  // Returns what to wait for, if the communicator overlaps.
+  const auto send_piece = [&](Index piece) {
     const BlockRange own = piece_at(rank, piece);
     make(own);
     const Part mine = of.part(own, rank, origin);
     if (rounds && own.count > 0)
-      round_rows(stages, executor, of.layout, rows_of(of.rows, {own.first - origin, own.count}),
-                 bytes + mine.first);
-    std::vector<Part> to(static_cast<std::size_t>(ranks));
-    std::vector<Part> from(static_cast<std::size_t>(ranks));
+      Kernels::round_rows(executor, of.layout, rows_of(of.rows, {own.first - origin, own.count}),
+                          bytes + mine.first);
+    Parts to(ranks);
+    Parts from(ranks);
     for (Index r = 0; r < ranks; ++r) {
       if (r == rank) continue;
-      to[static_cast<std::size_t>(r)] = of.part(own, r, own.first);
-      from[static_cast<std::size_t>(r)] = of.part(piece_at(r, piece), rank, origin);
+      to[r] = of.part(own, r, own.first);
+      from[r] = of.part(piece_at(r, piece), rank, origin);
     }
-    return send_sums(bytes + mine.first, Span<const Part>{to.data(), ranks},
-                     Span<const Part>{from.data(), ranks}, mine);
+    const std::byte* const sent = bytes + mine.first;
+    if constexpr (OverlapsMessages<C>) {
+      return communicator.start_all_to_all(sent, to, bytes, from);
+    } else if (of.read_by_all()) {
+      from[rank] = mine;
+      communicator.all_gather(sent, bytes, from);
+    } else {
+      communicator.all_to_all(sent, to, bytes, from);
+    }
   };
   if constexpr (OverlapsMessages<C>) {
-    const auto start = [&](Index piece) {
-      return post(
-          piece, [&](const std::byte* sent, Span<const Part> to, Span<const Part> from,
-                     const Part&) { return communicator.start_all_to_all(sent, to, bytes, from); });
-    };
-    std::vector<decltype(start(0))> under_way;
-    for (Index piece = 0; piece < pieces; ++piece) under_way.push_back(start(piece));
+    std::vector<decltype(send_piece(0))> under_way;
+    for (Index piece = 0; piece < pieces; ++piece) under_way.push_back(send_piece(piece));
     for (auto& message : under_way) message.wait();
   } else {
-    post(0,
-         [&](const std::byte* sent, Span<const Part> to, Span<const Part> from, const Part& mine) {
-           if (!of.read_by_all()) return communicator.all_to_all(sent, to, bytes, from);
-           std::vector<Part> parts(from.data, from.data + from.size);
-           parts[static_cast<std::size_t>(rank)] = mine;
-           communicator.all_gather(sent, bytes, Span<const Part>{parts.data(), ranks});
-         });
+    send_piece(0);
   }
-  if (rounds) widen_rows(stages, executor, of.layout, bytes, of.rows);
+  if (rounds) Kernels::widen_rows(executor, of.layout, bytes, of.rows);
 }
 /// \endcond
 

@@ -19,11 +19,8 @@
 #include <mhla/cuda/explain.hpp>
 #include <mhla/cuda/forward_state.hpp>
 #include <mhla/cuda/pipeline.hpp>
-#include <mhla/eigen/forward_evaluator.hpp>
 #include <mhla/eigen/forward_op.hpp>
 #include <mhla/eigen/gradient_op.hpp>
-#include <mhla/eigen/gradient_targets.hpp>
-#include <mhla/eigen/storage.hpp>
 #include <mhla/eigen/tensor_views.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/variant.hpp>
@@ -59,19 +56,6 @@ std::string explain(const V& attention, const Shape& shape, const CudaDevice& de
 
 namespace eigen {
 
-/// A tensor, a map, tokens_first of one, or a view: nothing but an address and extents.
-template <class X>
-inline constexpr bool is_plain = false;
-template <class Scalar, int Rank, int Options, class Index>
-inline constexpr bool is_plain<Eigen::Tensor<Scalar, Rank, Options, Index>> = true;
-template <class Plain, int Options, template <class> class Pointer>
-inline constexpr bool is_plain<Eigen::TensorMap<Plain, Options, Pointer>> = true;
-template <class X>
-inline constexpr bool is_plain<Eigen::TensorShufflingOp<const TokensFirstAxes, X>> =
-    is_plain<std::remove_const_t<X>>;
-template <class T, int Rank>
-inline constexpr bool is_plain<TensorView<T, Rank>> = true;
-
 template <class... X>
 inline constexpr bool are_plain = (is_plain<X> && ...);
 
@@ -90,14 +74,14 @@ constexpr bool require_device_operands() {
 
 template <class Op>
 StateUse state_use(const Op& op) {
-  return op.device_state() == nullptr ? StateUse::none : StateUse::given;
+  return op.device_state == nullptr ? StateUse::none : StateUse::given;
 }
 
 /// The workspace that an expression brings, or the device's own.
 template <class Op, class Size>
 WorkspaceView device_workspace(const CudaDevice& device, const Op& op, const char* expression,
                                const Size& size) {
-  const WorkspaceView workspace = op.workspace().value_or(device.workspace());
+  const WorkspaceView workspace = op.workspace.value_or(device.workspace());
   if (workspace.data == nullptr)
     throw WorkspaceError(
         {"mhla: ", expression,
@@ -106,60 +90,53 @@ WorkspaceView device_workspace(const CudaDevice& device, const Op& op, const cha
   return workspace;
 }
 
+// The operands of an expression, which are plain.
+template <class Op>
+OperandViews<Storage<typename Op::Scalar>> device_operands(const Op& op) {
+  return {memory_view(op.query), memory_view(op.key), memory_view(op.value), memory_view(op.mix)};
+}
+
 // y = attention(...) in device memory.
 template <class Destination, class Op>
 void assign_on_device(const CudaDevice& device, Destination& destination, const Op& op) {
-  using T = Storage<typename Op::Scalar>;
-  const OperandViews<T> operands{target_view(op.query()), target_view(op.key()),
-                                 target_view(op.value()), target_view(op.mix())};
-  if (op.state() != nullptr)
+  const auto operands = device_operands(op);
+  if (op.state != nullptr)
     throw StateError(
         "mhla: attention(q, k, v, mix).save(state) keeps summaries in host memory, which a "
         "CudaDevice does not reach: use a mhla::CudaForwardState");
   const WorkspaceView workspace = device_workspace(device, op, "attention(q, k, v, mix)", [&] {
-    return forward_workspace_size<T>(op.attention(), operands.shape(), device, state_use(op));
+    return forward_workspace_size<Storage<typename Op::Scalar>>(op.attention, operands.shape(),
+                                                                device, state_use(op));
   });
-  forward_into(op.attention(), device, operands.q, operands.k, operands.v, operands.mix,
-               target_view(destination), workspace, op.device_state());
+  forward_into(op.attention, device, operands.q, operands.k, operands.v, operands.mix,
+               memory_view(destination), workspace, op.device_state);
 }
 
-/// The backward pass on a CudaDevice, which checks everything in `write`.
-template <class Attention, class Query, class Key, class Value, class Mix, class GradOutput>
-class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, CudaDevice> {
-  using Op = BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>;
-  using T = Storage<typename Op::Scalar>;
-  static_assert(require_device_operands<typename Op::Scalar, Query, Key, Value, Mix, GradOutput>());
-
- public:
-  BackwardRun(const Op& op, const CudaDevice& device) : op_(op), device_(device) {}
-
-  void require_targets(const GradientViews<T>&) const {}
-
-  void write_result(const GradientViews<T>& gradients, Update update) const {
-    if constexpr (are_plain<Query, Key, Value, Mix, GradOutput>) {
-      const OperandViews<T> operands{target_view(op_.query()), target_view(op_.key()),
-                                     target_view(op_.value()), target_view(op_.mix())};
-      if (op_.state() != nullptr)
-        throw StateError(
-            "mhla: attention.backward(q, k, v, mix, dy).saved(state) reads summaries in host "
-            "memory, which a CudaDevice does not reach: use a mhla::CudaForwardState");
-      const WorkspaceView workspace =
-          device_workspace(device_, op_, "attention.backward(q, k, v, mix, dy)", [&] {
-            return backward_workspace_size<T>(op_.attention(), operands.shape(), device_,
-                                              state_use(op_));
-          });
-      backward_into(op_.attention(), device_, operands.q, operands.k, operands.v, operands.mix,
-                    target_view(op_.grad_output()), gradients, update, workspace,
-                    op_.device_state());
-    }
-  }
-
- private:
-  const Op& op_;
-  const CudaDevice& device_;
-};
-
 }  // namespace eigen
+
+/// \cond INTERNAL
+template <class Attention, class... Tensor, class T>
+void write_gradients(const BackwardOp<Attention, Tensor...>& op, const CudaDevice& device,
+                     const GradientViews<T>& gradients, Update update) {
+  static_assert(eigen::require_device_operands<typename BackwardOp<Attention, Tensor...>::Scalar,
+                                               Tensor...>());
+  if constexpr (eigen::are_plain<Tensor...>) {
+    const auto operands = eigen::device_operands(op);
+    if (op.state != nullptr)
+      throw StateError(
+          "mhla: attention.backward(q, k, v, mix, dy).saved(state) reads summaries in host "
+          "memory, which a CudaDevice does not reach: use a mhla::CudaForwardState");
+    const WorkspaceView workspace =
+        eigen::device_workspace(device, op, "attention.backward(q, k, v, mix, dy)", [&] {
+          return backward_workspace_size<T>(op.attention, operands.shape(), device,
+                                            eigen::state_use(op));
+        });
+    backward_into(op.attention, device, operands.q, operands.k, operands.v, operands.mix,
+                  eigen::memory_view(op.grad_output), gradients, update, workspace,
+                  op.device_state);
+  }
+}
+/// \endcond
 
 MHLA_NAMESPACE_END
 
@@ -185,12 +162,12 @@ class TensorExecutor<Expression, mhla::CudaDevice, Vectorizable, Tiling> {
   }
 };
 
-template <class Destination, class Attention, class Query, class Key, class Value, class Mix,
-          bool Vectorizable, TiledEvaluation Tiling>
+template <class Destination, class Attention, class... Operand, bool Vectorizable,
+          TiledEvaluation Tiling>
 class TensorExecutor<
-    const TensorAssignOp<Destination, const mhla::ForwardOp<Attention, Query, Key, Value, Mix>>,
+    const TensorAssignOp<Destination, const mhla::ForwardOp<Attention, Operand...>>,
     mhla::CudaDevice, Vectorizable, Tiling> {
-  using Forward = mhla::ForwardOp<Attention, Query, Key, Value, Mix>;
+  using Forward = mhla::ForwardOp<Attention, Operand...>;
   using Assignment = TensorAssignOp<Destination, const Forward>;
   static constexpr bool plain_destination = mhla::eigen::is_plain<std::remove_const_t<Destination>>;
 
@@ -198,12 +175,11 @@ class TensorExecutor<
                 "mhla: on a CudaDevice the result of attention(q, k, v, mix) is assigned to a "
                 "TensorMap of device memory or to mhla::tokens_first of one");
   static_assert(mhla::eigen::require_destination_types<Destination, Forward>());
-  static_assert(
-      mhla::eigen::require_device_operands<typename Forward::Scalar, Query, Key, Value, Mix>());
+  static_assert(mhla::eigen::require_device_operands<typename Forward::Scalar, Operand...>());
 
  public:
   static void run(const Assignment& assignment, const mhla::CudaDevice& device) {
-    if constexpr (plain_destination && mhla::eigen::are_plain<Query, Key, Value, Mix>)
+    if constexpr (plain_destination && mhla::eigen::are_plain<Operand...>)
       mhla::eigen::assign_on_device(device, assignment.lhsExpression(), assignment.rhsExpression());
   }
 };

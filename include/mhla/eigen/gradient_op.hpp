@@ -2,6 +2,8 @@
 // attention.backward(q, k, v, mix, dy), and the four gradients it is assigned to.
 #pragma once
 
+#include <concepts>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/forward_state.hpp>
@@ -13,9 +15,7 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/eigen/forward_op.hpp>
-#include <mhla/eigen/gradient_targets.hpp>
 #include <mhla/eigen/operand.hpp>
-#include <mhla/eigen/storage.hpp>
 #include <mhla/eigen/tensor_views.hpp>
 #include <mhla/eigen/thread_pool_executor.hpp>
 #include <mhla/policy/checks.hpp>
@@ -45,78 +45,65 @@ Index backward_workspace_size(const V& attention, const Shape& shape, const E& e
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix,
           class GradOutput>
 class BackwardOp {
-  using Types = eigen::OperandTypes<Query, Key, Value, Mix, GradOutput>;
+  using Types = eigen::OperandTypes<Mix, Query, Key, Value, GradOutput>;
 
  public:
   using Scalar = typename Types::Scalar;        ///< of q, k, v and their gradients
   static constexpr int layout = Types::layout;  ///< Eigen's, of operands and gradients
 
   /// See Attention::backward.
-  BackwardOp(const Attention& attention, const Query& q, const Key& k, const Value& v,
-             const Mix& mix, const GradOutput& dy)
-      : attention_(attention), query_(q), key_(k), value_(v), mix_(mix), grad_output_(dy) {}
+  BackwardOp(const Attention& variant, const Query& q, const Key& k, const Value& v, const Mix& m,
+             const GradOutput& dy)
+      : attention(variant), query(q), key(k), value(v), mix(m), grad_output(dy) {}
 
-  /// Uses `workspace`, of backward_workspace_size bytes, instead of allocating one: a pass from
+  /// Uses `memory`, of backward_workspace_size bytes, instead of allocating one: a pass from
   /// tensors to tensors then allocates nothing.
-  BackwardOp with(WorkspaceView workspace) const {
+  BackwardOp with(WorkspaceView memory) const {
     BackwardOp changed = *this;
-    changed.workspace_ = workspace;
+    changed.workspace = memory;
     return changed;
   }
 
   /// Takes the block summaries that attention(...).save(state) kept, instead of recomputing them.
-  BackwardOp saved(const ForwardState<Accumulator<Scalar>>& state) const {
+  BackwardOp saved(const ForwardState<Accumulator<Scalar>>& summaries) const {
     BackwardOp changed = *this;
-    changed.state_ = &state;
+    changed.state = &summaries;
     return changed;
   }
   /// Takes summaries from device memory, on a CudaDevice.
-  BackwardOp saved(const CudaForwardState<Accumulator<Scalar>>& state) const {
+  BackwardOp saved(const CudaForwardState<Accumulator<Scalar>>& summaries) const {
     BackwardOp changed = *this;
-    changed.device_state_ = &state;
+    changed.device_state = &summaries;
     return changed;
   }
 
   /// \cond INTERNAL
-  const Attention& attention() const { return attention_; }
-  const Query& query() const { return query_; }
-  const Key& key() const { return key_; }
-  const Value& value() const { return value_; }
-  const Mix& mix() const { return mix_; }
-  const GradOutput& grad_output() const { return grad_output_; }
-  const std::optional<WorkspaceView>& workspace() const { return workspace_; }
-  const ForwardState<Accumulator<Scalar>>* state() const { return state_; }
-  const CudaForwardState<Accumulator<Scalar>>* device_state() const { return device_state_; }
+  Attention attention;
+  typename eigen::TensorTraits<Query>::Nested query;
+  typename eigen::TensorTraits<Key>::Nested key;
+  typename eigen::TensorTraits<Value>::Nested value;
+  typename eigen::TensorTraits<Mix>::Nested mix;
+  typename eigen::TensorTraits<GradOutput>::Nested grad_output;
+  std::optional<WorkspaceView> workspace{};
+  const ForwardState<Accumulator<Scalar>>* state = nullptr;
+  const CudaForwardState<Accumulator<Scalar>>* device_state = nullptr;
+  template <class Device>
+  using Operands = eigen::Operands<Query, Key, Value, Mix, Device>;
   /// \endcond
-
- private:
-  Attention attention_;
-  typename eigen::TensorTraits<Query>::Nested query_;
-  typename eigen::TensorTraits<Key>::Nested key_;
-  typename eigen::TensorTraits<Value>::Nested value_;
-  typename eigen::TensorTraits<Mix>::Nested mix_;
-  typename eigen::TensorTraits<GradOutput>::Nested grad_output_;
-  std::optional<WorkspaceView> workspace_{};
-  const ForwardState<Accumulator<Scalar>>* state_ = nullptr;
-  const CudaForwardState<Accumulator<Scalar>>* device_state_ = nullptr;
 };
 
 /// \cond INTERNAL
 // What attention.backward(q, k, v, mix, dy) is: found by Attention::backward.
-template <AttentionVariant Attention, TensorOperand Query, TensorOperand Key, TensorOperand Value,
-          TensorOperand Mix, TensorOperand GradOutput>
-BackwardOp<Attention, Query, Key, Value, Mix, GradOutput> backward_expression(
-    const Attention& attention, const Query& q, const Key& k, const Value& v, const Mix& mix,
-    const GradOutput& dy) {
-  return {attention, q, k, v, mix, dy};
+template <AttentionVariant Attention, TensorOperand... Operand>
+BackwardOp<Attention, Operand...> backward_expression(const Attention& attention,
+                                                      const Operand&... operand) {
+  return {attention, operand...};
 }
 
 // The error for everything else; `auto` puts it before what the compiler says of the result.
-template <AttentionVariant Attention, class Query, class Key, class Value, class Mix,
-          class GradOutput>
-auto backward_expression(const Attention&, const Query&, const Key&, const Value&, const Mix&,
-                         const GradOutput&) {
-  static_assert(sizeof(Query) == 0,
+template <AttentionVariant Attention, class... Operand>
+auto backward_expression(const Attention&, const Operand&...) {
+  static_assert(no_such_call<Operand...>,
                 "mhla: attention.backward(q, k, v, mix, dy) takes tensors: Eigen::Tensor, "
                 "Eigen::TensorMap, expressions of them, mhla::TensorView; of an Eigen::Matrix "
                 "[tokens, heads * dim] write mhla::heads_view(x, heads), of a std::vector "
@@ -134,73 +121,72 @@ inline constexpr bool is_backward = false;
 template <class... X>
 inline constexpr bool is_backward<BackwardOp<X...>> = true;
 
-/// One backward pass on a device. The constructor checks the operands, `require_targets` the
-/// gradients; neither allocates.
-template <class Op, class Device>
-class BackwardRun;
+template <class X>
+concept GradientTarget = std::same_as<std::remove_const_t<X>, Skip> || is_plain<X>;
 
-template <class Attention, class Query, class Key, class Value, class Mix, class GradOutput,
-          class Device>
-class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Device> {
-  using Op = BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>;
-  using T = Storage<typename Op::Scalar>;
+/// The target of the gradient of a tensor stored as T in `Layout`, Rank 4, or of mix, Rank 3.
+template <class T, int Rank, int Layout, class Target>
+GradientView<T, Rank> gradient_view(Target& target) {
+  if constexpr (std::same_as<std::remove_const_t<Target>, Skip>) {
+    return skip;
+  } else {
+    using View = decltype(memory_view(target));
+    using Element = typename View::Element;
+    constexpr int layout = TensorTraits<std::remove_const_t<Target>>::layout;
+    constexpr bool same_scalar = std::same_as<std::remove_const_t<Element>, T>;
+    constexpr bool same_layout = layout == any_layout || layout == Layout;
+    constexpr bool same_rank = View::rank == Rank || (Rank == 3 && View::rank == 2);
+    static_assert(!std::is_const_v<Element>,
+                  "mhla: gradients(dq, dk, dv, dmix) are written to, and one of them is const");
+    static_assert(
+        same_scalar,
+        "mhla: gradients(dq, dk, dv, dmix) must have the scalar types of q, k, v and mix");
+    static_assert(same_layout,
+                  "mhla: gradients(dq, dk, dv, dmix) must have the layout of q, k, v and mix");
+    static_assert(same_rank,
+                  "mhla: dq, dk and dv must have rank 4, and dmix rank 3, [1 | heads, query "
+                  "blocks, key blocks], or rank 2, [query blocks, key blocks]");
+    if constexpr (!std::is_const_v<Element> && same_scalar && same_layout && same_rank) {
+      return memory_view(target);
+    } else {
+      return skip;  // so that no other error follows
+    }
+  }
+}
 
+/// Replaces a gradient while an operand still occupies the memory it will be written to.
+template <class T, int Rank>
+class StandIn {
  public:
-  MHLA_ONCE_A_CALL BackwardRun(const Op& op, const Device& device)
-      : op_(op),
-        executor_(checked_executor(device)),
-        operands_(op, device),
-        grad_output_(op.grad_output(), device),
-        shape_(operands_.shape()) {
-    const Problem problem = checked_problem(op.attention(), shape_);
-    require_extents(grad_output_.view(), "dy", shape_.batch, shape_.heads, shape_.query_tokens,
-                    shape_.value_dim, "dy is [batch, heads, query tokens, value_dim]");
-    require_host_state(op.device_state(), "attention.backward(q, k, v, mix, dy).saved(state)");
-    if (op.state() != nullptr)
-      op.state()->summaries(shape_, fingerprint_of<T>(op.attention(), problem, Borrowed::contents));
+  MHLA_ONCE_A_CALL void take_place_of(GradientView<T, Rank>& gradient, Update update) {
+    target_ = gradient.view;
+    memory_ = Workspace(checked_mul(target_.size(), static_cast<Index>(sizeof(T))));
+    constexpr int layout = Eigen::RowMajor;
+    stand_in_ = dense_view<layout, Rank>(reinterpret_cast<T*>(memory_.data()),
+                                         eigen_dimensions<layout, Index>(target_));
+    if (update == Update::accumulate) copy(target_, stand_in_);
+    gradient.view = stand_in_;
   }
 
-  MHLA_ONCE_A_CALL void require_targets(const GradientViews<T>& gradients) const {
-    checked_gradients(shape_, gradients).require_results();
-  }
-
-  MHLA_ONCE_A_CALL void write_result(GradientViews<T> gradients, Update update) {
-    operands_.evaluate();
-    grad_output_.evaluate();
-    StandIn<T, 4> dq;
-    StandIn<T, 4> dk;
-    StandIn<T, 4> dv;
-    StandIn<Accumulator<T>, 3> dmix;
-    if (reads(gradients.query.view)) dq.take_place_of(gradients.query, update);
-    if (reads(gradients.key.view)) dk.take_place_of(gradients.key, update);
-    if (reads(gradients.value.view)) dv.take_place_of(gradients.value, update);
-    if (reads(gradients.mix.view)) dmix.take_place_of(gradients.mix, update);
-
-    const OperandViews<T> x{operands_.query.view(), operands_.key.view(), operands_.value.view(),
-                            operands_.mix.view()};
-    const auto workspace = op_.workspace();
-    cpu::checked_backward_into(op_.attention(), executor_, x, grad_output_.view(), gradients,
-                               update,
-                               {"mhla: attention.backward(q, k, v, mix, dy).with(workspace)",
-                                workspace ? &*workspace : nullptr},
-                               op_.state());
-    dq.hand_over();
-    dk.hand_over();
-    dv.hand_over();
-    dmix.hand_over();
-  }
+  /// Copies the gradient to its destination, once the operand is no longer needed.
+  void hand_over() const { copy(stand_in_, target_); }
 
  private:
-  template <class A, int Rank>
-  bool reads(const TensorView<A, Rank>& gradient) const {
-    return operands_.share_memory_with(gradient) || share_memory(gradient, grad_output_.view());
+  MHLA_ONCE_A_CALL static void copy(const TensorView<T, Rank>& from,
+                                    const TensorView<T, Rank>& to) {
+    if (from.data == nullptr) return;
+    const Index columns = from.extent[Rank - 1];
+    for (Index row = 0; row < from.size(); row += columns) {
+      const T* const source = &from.element(row);
+      T* const destination = &to.element(row);
+      for (Index c = 0; c < columns; ++c)
+        destination[c * to.stride[Rank - 1]] = source[c * from.stride[Rank - 1]];
+    }
   }
 
-  const Op& op_;
-  DeviceExecutor<Device> executor_;
-  Operands<Query, Key, Value, Mix, Device> operands_;
-  Operand<GradOutput, Device> grad_output_;
-  Shape shape_;
+  TensorView<T, Rank> target_;
+  TensorView<T, Rank> stand_in_;
+  Workspace memory_;
 };
 
 // What gradients(...) makes of arguments that it refuses: no other error follows.
@@ -214,6 +200,48 @@ struct NoGradients {
 };
 
 }  // namespace eigen
+
+/// \cond INTERNAL
+// Computes the gradients of `op` on a device. Checks operands and gradients before anything is
+// allocated or written. <mhla/cuda.hpp> has the overload for a CudaDevice.
+template <class Op, class Device, class T>
+MHLA_ONCE_A_CALL void write_gradients(const Op& op, const Device& device,
+                                      GradientViews<T> gradients, Update update) {
+  const auto executor = eigen::checked_executor(device);
+  typename Op::template Operands<Device> operands(op, device);
+  eigen::Operand dy(op.grad_output, device);
+  const Shape shape = operands.views().shape();
+  const Problem problem = checked_problem(op.attention, shape);
+  require_extents(dy.view(), "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
+                  "dy is [batch, heads, query tokens, value_dim]");
+  eigen::require_host_state(op.device_state, "attention.backward(q, k, v, mix, dy).saved(state)");
+  if (op.state != nullptr)
+    op.state->summaries(shape, fingerprint_of<T>(op.attention, problem, Borrowed::contents));
+  checked_gradients(shape, gradients).require_results();
+
+  operands.evaluate();
+  dy.evaluate();
+  const auto stand_in_for = [&]<class A, int Rank>(GradientView<A, Rank>& gradient) {
+    const bool reads =
+        operands.share_memory_with(gradient.view) || share_memory(gradient.view, dy.view());
+    eigen::StandIn<A, Rank> stand_in;
+    if (reads) stand_in.take_place_of(gradient, update);
+    return stand_in;
+  };
+  const auto dq = stand_in_for(gradients.query);
+  const auto dk = stand_in_for(gradients.key);
+  const auto dv = stand_in_for(gradients.value);
+  const auto dmix = stand_in_for(gradients.mix);
+  cpu::checked_backward_into(op.attention, executor, operands.views(), dy.view(), gradients, update,
+                             {"mhla: attention.backward(q, k, v, mix, dy).with(workspace)",
+                              op.workspace ? &*op.workspace : nullptr},
+                             op.state);
+  dq.hand_over();
+  dk.hand_over();
+  dv.hand_over();
+  dmix.hand_over();
+}
+/// \endcond
 
 /// \addtogroup attention
 /// \{
@@ -282,9 +310,7 @@ class Gradients {
                                        eigen::gradient_view<T, 4, layout>(dk),
                                        eigen::gradient_view<T, 4, layout>(dv),
                                        eigen::gradient_view<Accumulator<T>, 3, layout>(dmix)};
-      eigen::BackwardRun<Backward, Device> run(backward, device);
-      run.require_targets(gradients);
-      run.write_result(gradients, update);
+      write_gradients(backward, device, gradients, update);
     }
   }
 

@@ -8,7 +8,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/eigen/storage.hpp>
+#include <mhla/eigen/tensor_views.hpp>
 #include <type_traits>
 #include <utility>
 
@@ -93,12 +93,9 @@ auto mix_view(X&& matrix) {
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(AnyView mix_view, {
-  static_assert(no_such_call<Given...>,
-                "mhla: mix_view(matrix) takes an Eigen matrix: of a pointer or a std::vector "
-                "write mhla::make_view(mix.data(), blocks, blocks)");
-  return {};
-})
+MHLA_NO_SUCH_CALL(AnyView mix_view,
+                  "mhla: mix_view(matrix) takes an Eigen matrix: of a pointer or a std::vector "
+                  "write mhla::make_view(mix.data(), blocks, blocks)")
 /// \endcond
 
 /// \}

@@ -23,12 +23,6 @@ concept WritableTensor = EigenTensor<std::remove_cvref_t<X>> && requires(X& tens
   { tensor.data() } -> std::same_as<typename TensorTraits<std::remove_cvref_t<X>>::Scalar*>;
 };
 
-template <class X>
-auto view_of_mix(X& mix) {
-  using Traits = TensorTraits<std::remove_cvref_t<X>>;
-  return dense_view<Traits::layout, Traits::rank>(mix.data(), mix.dimensions());
-}
-
 }  // namespace eigen
 
 /// \addtogroup mixing_matrix
@@ -38,38 +32,38 @@ auto view_of_mix(X& mix) {
 /// `attention`: see the overload for views.
 template <eigen::WritableTensor X, AttentionVariant A>
 void initialize(X&& mix, const A& attention, const InitialMixing& options = {}) {
-  initialize(eigen::view_of_mix(mix), attention, options);
+  initialize(eigen::memory_view(mix), attention, options);
 }
 
 /// Fills mix between the blocks of one grid.
 template <eigen::WritableTensor X>
 void initialize(X&& mix, const Grid& grid, const InitialMixing& options = {}) {
-  initialize(eigen::view_of_mix(mix), grid, options);
+  initialize(eigen::memory_view(mix), grid, options);
 }
 
 /// Fills mix between the blocks of two grids.
 template <eigen::WritableTensor X, std::same_as<Grid> KeyGrid>
 void initialize(X&& mix, const Grid& query_grid, const KeyGrid& key_grid,
                 const InitialMixing& options = {}) {
-  initialize(eigen::view_of_mix(mix), query_grid, key_grid, options);
+  initialize(eigen::memory_view(mix), query_grid, key_grid, options);
 }
 
 /// Clamps every entry of mix: see the overload for views.
 template <eigen::WritableTensor X>
 void project(X&& mix, const Projection& onto = {}) {
-  project(eigen::view_of_mix(mix), onto);
+  project(eigen::memory_view(mix), onto);
 }
 
 /// Limits the parameters of any mixing.
 template <eigen::WritableTensor X, AttentionVariant A>
 void project(X&& mix, const A& attention, const Projection& onto = {}) {
-  project(eigen::view_of_mix(mix), attention, onto);
+  project(eigen::memory_view(mix), attention, onto);
 }
 
 /// Fits the parameters of a structured mixing to dense matrices: see the overloads for views.
 template <eigen::WritableTensor X, EigenTensor Dense, AttentionVariant A>
 double fit(X&& mix, const Dense& dense, const A& attention, const FitOptions& options = {}) {
-  return fit(eigen::view_of_mix(mix), eigen::view_of_mix(dense), attention, options);
+  return fit(eigen::memory_view(mix), eigen::memory_view(dense), attention, options);
 }
 
 /// \}

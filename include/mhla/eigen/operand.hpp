@@ -2,8 +2,8 @@
 // An operand of an expression: read in place, or evaluated into a temporary first.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
-#include <initializer_list>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/overlap.hpp>
@@ -11,8 +11,8 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/eigen/storage.hpp>
 #include <mhla/eigen/tensor_views.hpp>
+#include <mhla/policy/checks.hpp>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
 
@@ -102,18 +102,19 @@ template <class Query, class Key, class Value, class Mix, class Device>
 struct Operands {
   template <class Op>
   Operands(const Op& op, const Device& device)
-      : query(op.query(), device),
-        key(op.key(), device),
-        value(op.value(), device),
-        mix(op.mix(), device) {}
+      : query(op.query, device),
+        key(op.key, device),
+        value(op.value, device),
+        mix(op.mix, device) {}
 
   Operand<Query, Device> query;
   Operand<Key, Device> key;
   Operand<Value, Device> value;
   Operand<Mix, Device> mix;
 
-  /// \throws ShapeError if they do not fit each other.
-  Shape shape() const { return shape_of(query.view(), key.view(), value.view(), mix.view()); }
+  OperandViews<Storage<typename TensorTraits<Query>::Scalar>> views() const {
+    return {query.view(), key.view(), value.view(), mix.view()};
+  }
   void evaluate() {
     query.evaluate();
     key.evaluate();
@@ -127,15 +128,14 @@ struct Operands {
   }
 };
 
-/// The types of q, k, v, mix and dy together, with a static_assert for each rule.
-template <class Query, class Key, class Value, class Mix, class GradOutput = Value>
+/// The types of q, the others of k, v and dy, and mix together, with a static_assert for each rule.
+template <class Mix, class Query, class... Others>
 struct OperandTypes {
   template <class X>
   using Traits = TensorTraits<X>;
   using Scalar = typename Traits<Query>::Scalar;
 
-  static_assert(Traits<Query>::rank == 4 && Traits<Key>::rank == 4 && Traits<Value>::rank == 4 &&
-                    Traits<GradOutput>::rank == 4,
+  static_assert(((Traits<Query>::rank == 4) && ... && (Traits<Others>::rank == 4)),
                 "mhla: q, k, v and dy must have rank 4: [batch, heads, tokens, dim]");
   static_assert(Traits<Mix>::rank == 3 || Traits<Mix>::rank == 2,
                 "mhla: mix must have rank 3, [1 | heads, query blocks, key blocks], or rank 2, "
@@ -143,23 +143,19 @@ struct OperandTypes {
   static_assert(StorageScalar<Storage<Scalar>>,
                 "mhla: q, k, v and dy must be tensors of float, double, another floating-point "
                 "type, Eigen::bfloat16 or Eigen::half");
-  static_assert(std::same_as<typename Traits<Key>::Scalar, Scalar> &&
-                    std::same_as<typename Traits<Value>::Scalar, Scalar> &&
-                    std::same_as<typename Traits<GradOutput>::Scalar, Scalar>,
+  static_assert((std::same_as<typename Traits<Others>::Scalar, Scalar> && ...),
                 "mhla: q, k, v and dy must have one scalar type; use .cast<Scalar>()");
   static_assert(std::same_as<typename Traits<Mix>::Scalar, Accumulator<Scalar>>,
                 "mhla: mix must have the type that q is accumulated in: float for float, "
                 "Eigen::bfloat16 and Eigen::half, double for double; use .cast<Scalar>()");
 
-  using Index = std::common_type_t<typename Traits<Query>::Index, typename Traits<Key>::Index,
-                                   typename Traits<Value>::Index, typename Traits<Mix>::Index>;
+  using Index = std::common_type_t<typename Traits<Query>::Index, typename Traits<Mix>::Index,
+                                   typename Traits<Others>::Index...>;
 
   /// RowMajor if all are views.
   static constexpr int layout = [] {
-    int found = any_layout;
-    for (const int candidate : {Traits<Query>::layout, Traits<Key>::layout, Traits<Value>::layout,
-                                Traits<Mix>::layout, Traits<GradOutput>::layout})
-      if (found == any_layout) found = candidate;
+    constexpr int found =
+        (std::max)({Traits<Query>::layout, Traits<Mix>::layout, Traits<Others>::layout...});
     return found == any_layout ? int(Eigen::RowMajor) : found;
   }();
 
@@ -167,8 +163,7 @@ struct OperandTypes {
   static constexpr bool has_the_layout =
       Traits<X>::layout == any_layout || Traits<X>::layout == layout;
 
-  static_assert(has_the_layout<Query> && has_the_layout<Key> && has_the_layout<Value> &&
-                    has_the_layout<Mix> && has_the_layout<GradOutput>,
+  static_assert((has_the_layout<Query> && ... && has_the_layout<Others>)&&has_the_layout<Mix>,
                 "mhla: q, k, v, mix and dy must have one layout, RowMajor or ColMajor; use "
                 ".swap_layout(), which also reverses the axes");
 };
@@ -195,9 +190,7 @@ template <TensorOperand Query, TensorOperand Key, TensorOperand Value, TensorOpe
 requires(eigen::are_operands<Query, Key, Value, Mix>) Shape
     shape_of(const Query& q, const Key& k, const Value& v, const Mix& mix) {
   const Eigen::DefaultDevice device;
-  const auto view = [&]<class X>(const X& x) {
-    return eigen::Operand<X, Eigen::DefaultDevice>(x, device).view();
-  };
+  const auto view = [&](const auto& x) { return eigen::Operand(x, device).view(); };
   return shape_of(view(q), view(k), view(v), view(mix));
 }
 

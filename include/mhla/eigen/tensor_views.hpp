@@ -4,17 +4,91 @@
 // A RowMajor tensor has the axes of a view; a ColMajor tensor carries the same memory with its axes
 // reversed: q is [batch, heads, tokens, key_dim] in one, [key_dim, tokens, heads, batch] in the
 // other, and mix, whose rows are query blocks, [key blocks, query blocks, heads].
+//
+// A tensor of Eigen::bfloat16 or Eigen::half is read and written as a view of the core's type of
+// the same representation.
 #pragma once
 
 #include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/eigen/storage.hpp>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
 
 MHLA_NAMESPACE_BEGIN
+
+namespace scalar_traits {
+template <>
+struct Accumulator<Eigen::bfloat16> {
+  using type = float;
+};
+template <>
+struct Accumulator<Eigen::half> {
+  using type = float;
+};
+}  // namespace scalar_traits
+
+namespace eigen {
+
+/// `To` where X is `From`, and const if X is; X itself where it is anything else.
+template <class X, class From, class To>
+using Replaced = std::conditional_t<std::is_same_v<X, From>, To,
+                                    std::conditional_t<std::is_same_v<X, const From>, const To, X>>;
+
+/// The core's type for elements of Scalar: its own for Eigen's 16-bit scalars, Scalar itself for
+/// every other.
+template <class Scalar>
+using Storage = Replaced<Replaced<Scalar, Eigen::bfloat16, BFloat16>, Eigen::half, Half>;
+
+/// The inverse: the scalar of an Eigen tensor with a view's elements.
+template <class T>
+using TensorScalar = Replaced<Replaced<T, BFloat16, Eigen::bfloat16>, Half, Eigen::half>;
+
+/// Eigen::bfloat16 or Eigen::half.
+template <class T>
+concept SixteenBitScalar = std::is_same_v<T, Eigen::bfloat16> || std::is_same_v<T, Eigen::half>;
+
+/// An Eigen scalar's memory as elements of the core. Both types are the same 16 bits, whatever
+/// Eigen makes of them internally (on some machines an __fp16), and ours may alias any other: see
+/// core/scalar.hpp.
+template <class Scalar>
+Storage<Scalar>* storage(Scalar* data) {
+  if constexpr (SixteenBitScalar<std::remove_const_t<Scalar>>) {
+    static_assert(sizeof(Scalar) == sizeof(Storage<Scalar>));
+    static_assert(alignof(Scalar) == alignof(Storage<Scalar>));
+    static_assert(std::is_trivially_copyable_v<Scalar> && std::is_standard_layout_v<Scalar>);
+    return reinterpret_cast<Storage<Scalar>*>(data);
+  } else {
+    return data;
+  }
+}
+
+}  // namespace eigen
+
+/// \addtogroup views
+/// \{
+
+/// A view of Eigen::bfloat16 or Eigen::half as one of BFloat16 or Half, for forward_into,
+/// backward_into and a Decoder; any other view unchanged. Nothing is copied.
+/// \code
+/// const Eigen::Tensor<Eigen::half, 4, Eigen::RowMajor> h(batch, heads, tokens, key_dim);
+/// const auto stored =
+///     mhla::storage_view(mhla::make_view(h.data(), batch, heads, tokens, key_dim));
+/// \endcode
+template <class T, int Rank>
+TensorView<eigen::Storage<T>, Rank> storage_view(const TensorView<T, Rank>& view) {
+  TensorView<eigen::Storage<T>, Rank> stored;
+  stored.data = eigen::storage(view.data);
+  for (int axis = 0; axis < Rank; ++axis) {
+    stored.extent[axis] = view.extent[axis];
+    stored.stride[axis] = view.stride[axis];
+  }
+  return stored;
+}
+
+/// \}
 
 /// \addtogroup attention
 /// \{
@@ -98,10 +172,27 @@ struct TokensFirstAxes {
   }
 };
 
+/// A tensor's or a map's own memory as a view, const where the tensor is.
 template <class X>
-inline constexpr bool is_tokens_first = false;
+requires EigenTensor<std::remove_const_t<X>> && requires(X& tensor) { tensor.data(); }
+auto memory_view(X& tensor) {
+  using Traits = TensorTraits<std::remove_const_t<X>>;
+  return dense_view<Traits::layout, Traits::rank>(tensor.data(), tensor.dimensions());
+}
 template <class X>
-inline constexpr bool is_tokens_first<Eigen::TensorShufflingOp<const TokensFirstAxes, X>> = true;
+auto memory_view(const Eigen::TensorShufflingOp<const TokensFirstAxes, X>& shuffled) {
+  return tokens_first(memory_view(const_cast<X&>(shuffled.expression())));
+}
+template <class T, int Rank>
+TensorView<Storage<T>, Rank> memory_view(const TensorView<T, Rank>& view) {
+  return storage_view(view);
+}
+
+/// A tensor, a map, tokens_first of one, or a view: nothing but an address and extents.
+template <class X>
+inline constexpr bool is_plain = requires(X& tensor) {
+  memory_view(tensor);
+};
 
 }  // namespace eigen
 

@@ -3,11 +3,9 @@
 // .device(device).
 #pragma once
 
-#include <atomic>
 #include <exception>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
-#include <mhla/core/floating_point.hpp>
 #include <mhla/core/index.hpp>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
@@ -38,42 +36,21 @@ class ThreadPoolExecutor {
   Index num_slots() const { return device_->numThreads() > 1 ? device_->numThreads() : 1; }
 
   /// What a task throws is rethrown here, once every thread is done.
-  template <class Task>
-  void parallel_for(Index tasks, const Task& task) const {
+  void parallel_for(Index tasks, TaskRef task) const {
     if (tasks <= 1 || num_slots() == 1) return SerialExecutor::parallel_for(tasks, task);
     // Eigen allocates for each of its units of work. There is one for each slot, which draws tasks
     // until none is left, so that their number does not grow with the tasks. The cost, in cycles,
     // is exaggerated so that Eigen gives each unit a thread.
     constexpr double cycles_per_unit = 1e9;
-    Draw<Task> draw{task, tasks};
+    DrawnTasks call{task, tasks};
     device_->parallelFor(num_slots(), Eigen::TensorOpCost(0, 0, cycles_per_unit),
-                         [&draw](Eigen::Index first, Eigen::Index last) {
-                           for (Eigen::Index slot = first; slot < last; ++slot) draw.run(slot);
+                         [&call](Eigen::Index first, Eigen::Index last) {
+                           for (Eigen::Index slot = first; slot < last; ++slot) call.draw(slot);
                          });
-    if (draw.error) std::rethrow_exception(draw.error);
+    if (call.error) std::rethrow_exception(call.error);
   }
 
  private:
-  template <class Task>
-  struct Draw {
-    const Task& task;
-    const Index tasks;
-    const FloatingPointModes modes = FloatingPointModes::of_this_thread();
-    std::atomic<Index> next{0};
-    std::atomic<int> failed{0};  // a bool's exchange needs libatomic on some machines
-    std::exception_ptr error{};
-
-    void run(Index slot) {
-      const FloatingPointScope scope(modes);
-      try {
-        for (Index drawn = next++; drawn < tasks; drawn = next++) task(drawn, slot);
-      } catch (...) {  // must not leave a thread of the pool
-        next = tasks;
-        if (failed.exchange(1) == 0) error = std::current_exception();
-      }
-    }
-  };
-
   const Eigen::ThreadPoolDevice* device_;
 };
 

@@ -76,31 +76,25 @@ class BoxMinimizer {
            (x < interval.high || downhill_[at(r)] < 0);
   }
 
-  // (G + 1e-13 diag G) step = c - G x over the free unknowns, by Cholesky: what the last term holds
-  // back, the next call makes good.
+  // (G + 1e-13 diag G) step = c - G x over the free unknowns, by Cholesky, with rows of the unit
+  // matrix for the others: what the last term holds back, the next call makes good.
   void solve() {
     constexpr double held_back = 1e-13;
     for (Index r = 0; r < count_; ++r) {
-      step_[at(r)] = 0;
-      if (!free_[at(r)]) continue;
-      double sum = downhill_[at(r)];
-      for (Index s = 0; s <= r; ++s) {
-        if (!free_[at(s)]) continue;
-        double entry = g(r, s);
-        for (Index t = 0; t < s; ++t)
-          if (free_[at(t)]) entry -= l(r, t) * l(s, t);
-        if (s < r)
-          l(r, s) = entry / l(s, s);
-        else
-          l(r, r) = std::sqrt((std::max)(entry, 0.0) + held_back * g(r, r));
-        if (s < r) sum -= l(r, s) * step_[at(s)];
+      double sum = free_[at(r)] ? downhill_[at(r)] : 0;
+      double square = g(r, r);
+      for (Index s = 0; s < r; ++s) {
+        double entry = free_[at(r)] && free_[at(s)] ? g(r, s) : 0;
+        for (Index t = 0; t < s; ++t) entry -= l(r, t) * l(s, t);
+        l(r, s) = entry / l(s, s);
+        square -= l(r, s) * l(r, s);
+        sum -= l(r, s) * step_[at(s)];
       }
+      l(r, r) = free_[at(r)] ? std::sqrt((std::max)(square, 0.0) + held_back * g(r, r)) : 1;
       step_[at(r)] = sum / l(r, r);
     }
     for (Index r = count_; r-- > 0;) {
-      if (!free_[at(r)]) continue;
-      for (Index s = r + 1; s < count_; ++s)
-        if (free_[at(s)]) step_[at(r)] -= l(s, r) * step_[at(s)];
+      for (Index s = r + 1; s < count_; ++s) step_[at(r)] -= l(s, r) * step_[at(s)];
       step_[at(r)] /= l(r, r);
     }
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Fits of a recurrent mixing to a causal matrix of M blocks: for j < i
+// Fits of a recurrent mixing to a causal matrix of M blocks, and initial matrices as recurrences,
+// in closed form where there is one: for j < i
 //
 //     m_ij = sum_r a_ir (prod_{k = j+2..i} g_kr) b_{j+1,r}        H_i = g_i H_(i-1) + b_i S_(i-1)
 //
@@ -8,10 +9,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/square_scale.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
 #include <mhla/mixing_fit/box.hpp>
+#include <mhla/mixing_matrix.hpp>
+#include <mhla/policy/block_geometry.hpp>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN
@@ -19,12 +25,14 @@ MHLA_NAMESPACE_BEGIN
 namespace mixing_fit {
 
 /// m [blocks, blocks], row-major; above the diagonal whatever there is.
-struct CausalMatrix {
-  Index blocks;
-  const double* entries;
+using CausalMatrix = TensorView<const double, 2>;
 
-  double operator()(Index i, Index j) const { return entries[i * blocks + j]; }
-};
+inline double largest_entry(const CausalMatrix& m) {
+  double largest = 0;
+  for (Index i = 0; i < m.extent[0]; ++i)
+    for (Index j = 0; j <= i; ++j) largest = (std::max)(largest, (std::abs)(m(i, j)));
+  return largest;
+}
 
 /// Rows of own | a | b | g, as in a recurrent mixing's parameters: [blocks, 3 states + 1].
 struct RecurrentParameters {
@@ -52,21 +60,19 @@ inline double spaced_decay(Index r, Index states, Index blocks) {
 /// Of m without what lies above its diagonal. Parameters of one row are those of every block.
 inline Norms recurrent_error(const CausalMatrix& m, RecurrentParameters& p) {
   const Index states = p.states;
-  double largest = 0;
-  for (Index i = 0; i < m.blocks; ++i)
-    for (Index j = 0; j <= i; ++j) largest = (std::max)(largest, (std::abs)(m(i, j)));
-  const double scale = square_scale(largest);
+  const Index blocks = m.extent[0];
+  const double scale = square_scale(largest_entry(m));
   const auto square = [&](double entry) { return entry / scale * (entry / scale); };
   Norms squares;
-  std::vector<double> h(at(states * m.blocks));  // of H_i, the weights of S_0 to S_(i-1)
-  for (Index i = 0; i < m.blocks; ++i) {
+  std::vector<double> h(at(states * blocks));  // of H_i, the weights of S_0 to S_(i-1)
+  for (Index i = 0; i < blocks; ++i) {
     const Index row = p.rows == 1 ? 0 : i;
-    std::vector<double> left(m.entries + i * m.blocks, m.entries + i * m.blocks + i + 1);
+    std::vector<double> left(&m(i, 0), &m(i, i) + 1);
     for (const double entry : left) squares.matrix += square(entry);
     left[at(i)] -= p.own(row);
     for (Index r = 0; r < states; ++r)
       for (Index j = 0; j < i; ++j) {
-        double& weight = h[at(r * m.blocks + j)];
+        double& weight = h[at(r * blocks + j)];
         weight = j == i - 1 ? p.b(row)[r] : p.g(row)[r] * weight;
         left[at(j)] -= p.a(row)[r] * weight;
       }
@@ -111,7 +117,7 @@ struct Readers {
 /// O(blocks^2 states) steps.
 inline void improve_recurrent(const CausalMatrix& m, RecurrentParameters& p,
                               const Interval& weights) {
-  const Index blocks = m.blocks;
+  const Index blocks = m.extent[0];
   const Index states = p.states;
   const auto weight = [&](Index) { return weights; };
   const auto decay = [](Index) { return Interval{0, 1}; };
@@ -162,10 +168,10 @@ struct ExponentialFit {
   BoxMinimizer least;
 
   ExponentialFit(const CausalMatrix& m, Index num_states)
-      : mean(at(m.blocks)), states(num_states), least(2 * num_states) {
-    for (Index d = 0; d < m.blocks; ++d) {
-      for (Index j = 0; j + d < m.blocks; ++j) mean[at(d)] += m(j + d, j);
-      mean[at(d)] /= static_cast<double>(m.blocks - d);
+      : mean(at(m.extent[0])), states(num_states), least(2 * num_states) {
+    for (Index d = 0; d < m.extent[0]; ++d) {
+      for (Index j = 0; j + d < m.extent[0]; ++j) mean[at(d)] += m(j + d, j);
+      mean[at(d)] /= static_cast<double>(m.extent[0] - d);
     }
   }
 
@@ -209,12 +215,12 @@ inline void fit_constant(const CausalMatrix& m, RecurrentParameters& p, const In
   const Index states = p.states;
   ExponentialFit fit(m, states);
   BoxMinimizer& least = fit.least;
-  p.own(0) = m.blocks == 0 ? 0 : std::clamp(fit.mean[0], weights.low, weights.high);
+  p.own(0) = m.extent[0] == 0 ? 0 : std::clamp(fit.mean[0], weights.low, weights.high);
   std::fill_n(p.b(0), states, 1.0);
   std::vector<double> x(at(2 * states));
   for (Index r = 0; r < states; ++r) {
     x[at(r)] = std::clamp(0.0, weights.low, weights.high);
-    x[at(states + r)] = spaced_decay(r, states, m.blocks);
+    x[at(states + r)] = spaced_decay(r, states, m.extent[0]);
   }
   // The exponentials as they are to begin with, then both.
   double damping = 0;
@@ -251,7 +257,7 @@ inline void fit_each_block(const CausalMatrix& m, RecurrentParameters& p, const 
   fit_constant(m, constant, weights, 60);
   RecurrentParameters spaced = p;
   const auto start = [&](RecurrentParameters& from, const auto& decay) {
-    for (Index i = 0; i < m.blocks; ++i) {
+    for (Index i = 0; i < m.extent[0]; ++i) {
       from.own(i) = std::clamp(m(i, i), weights.low, weights.high);
       for (Index r = 0; r < p.states; ++r) {
         from.a(i)[r] = std::clamp(0.0, weights.low, weights.high);
@@ -263,9 +269,174 @@ inline void fit_each_block(const CausalMatrix& m, RecurrentParameters& p, const 
     return recurrent_error(m, from).error;
   };
   const double error = start(p, [&](Index r) { return constant.g(0)[r]; });
-  if (start(spaced, [&](Index r) { return spaced_decay(r, p.states, m.blocks); }) < error)
+  if (start(spaced, [&](Index r) { return spaced_decay(r, p.states, m.extent[0]); }) < error)
     p = spaced;
   for (int sweep = 2; sweep < sweeps; ++sweep) improve_recurrent(m, p, weights);
+}
+
+inline double ratio(Index a, Index b) { return static_cast<double>(a) / static_cast<double>(b); }
+
+// What a state has of the matrix: m_ij = reads(i) (prod_(k = j+2..i) keeps(k)) writes(j), j < i.
+// Every factor is in [0, 1].
+template <class Reads, class Keeps, class Writes>
+void set_state(RecurrentParameters& p, Index r, const Reads& reads, const Keeps& keeps,
+               const Writes& writes) {
+  for (Index i = 0; i < p.rows; ++i) {
+    p.a(i)[r] = reads(i);
+    p.b(i)[r] = i == 0 ? 0 : writes(i - 1);
+    p.g(i)[r] = i == 0 ? 0 : keeps(i);
+  }
+}
+
+inline Grid sequence(Index blocks) { return {{1, 1, blocks}, {1, 1, 1}}; }
+
+// What distances are relative to, at least 1.
+inline double largest_distance(const InitialMixing& options, Index blocks, Index i) {
+  const Index farthest =
+      options.max_mode == MaxMode::row ? (std::max)(i, blocks - 1 - i) : blocks - 1;
+  return static_cast<double>((std::max)(farthest, Index{1}));
+}
+// Before normalization.
+inline double weight(const InitialMixing& options, Index blocks, Index i, Index j) {
+  return mixing_matrix::weight(options, i, j, static_cast<double>((std::abs)(i - j)),
+                               largest_distance(options, blocks, i));
+}
+
+// The weights before normalization as a recurrence: returns how many states it takes, -1 where no
+// number of them, or more than there are, would.
+inline Index set_weights(const InitialMixing& options, RecurrentParameters& p) {
+  const auto one = [](Index) { return 1.0; };
+  const auto mean_keeps = [](Index i) { return ratio(i - 1, i); };
+  const auto mean_writes = [](Index j) { return ratio(1, j + 1); };
+  const auto longest = [&](Index i) { return largest_distance(options, p.rows, i); };
+  switch (options.transform) {
+    case Transform::causal:  // the mean of i blocks times i / (i + 1)
+      set_state(
+          p, 0, [](Index i) { return ratio(i, i + 1); }, mean_keeps, mean_writes);
+      return 1;
+    case Transform::uniform:
+      set_state(p, 0, one, one, one);
+      return 1;
+    case Transform::identity:
+      return 0;
+    case Transform::exp: {
+      const double decay = std::exp(-1 / options.exp_sigma);
+      const auto decays = [&](Index) { return decay; };
+      set_state(p, 0, one, decays, decays);
+      return 1;
+    }
+    case Transform::linear:  // 1 - i / max + (mean of i times j) i / max
+      if (p.states < 2) return -1;
+      set_state(
+          p, 0, [&](Index i) { return 1 - static_cast<double>(i) / longest(i); }, one, one);
+      set_state(
+          p, 1, [&](Index i) { return static_cast<double>(i) / longest(i); }, mean_keeps,
+          [](Index j) { return ratio(j, j + 1); });
+      return 2;
+    case Transform::cos: {  // cos i cos j + sin i sin j
+      if (p.states < 2 || options.max_mode == MaxMode::row) return -1;
+      const auto angle = [&](Index i) {
+        return static_cast<double>(i) / longest(i) * std::atan(1.0);
+      };
+      const auto cosine = [&](Index i) { return std::cos(angle(i)); };
+      const auto sine = [&](Index i) { return std::sin(angle(i)); };
+      set_state(p, 0, cosine, one, cosine);
+      set_state(p, 1, sine, one, sine);
+      return 2;
+    }
+    case Transform::local: {  // the last blocks in turns
+      const auto past = static_cast<Index>(
+          (std::min)(std::floor(options.local_threshold), static_cast<double>(p.states + 1)));
+      if (past > p.states) return -1;
+      for (Index r = 0; r < past; ++r) {
+        const auto keeps = [&](Index i) { return (i - 1) % past == r ? 0.0 : 1.0; };
+        set_state(p, r, one, keeps, [&](Index j) { return 1 - keeps(j + 1); });
+      }
+      return past;
+    }
+    case Transform::automatic:
+    case Transform::gaussian:
+      return -1;
+  }
+  return -1;
+}
+
+// The initial matrix that DenseMixing has, below its diagonal and on it.
+inline void initialize_each_block(const InitialMixing& options, RecurrentParameters& p) {
+  const Index blocks = p.rows;
+  const Index used = set_weights(options, p);
+  if (used < 0) {
+    std::vector<double> dense(at(checked_mul(blocks, blocks)));
+    const TensorView<double, 2> m = make_view(dense.data(), blocks, blocks);
+    initialize(m, sequence(blocks), options);
+    fit_each_block(m, p, {0, 1}, 100);
+    return;
+  }
+  const NormAxis norm = mixing_matrix::resolved_axis(options, true);
+  for (Index i = 0; i < blocks; ++i) {
+    double sum = norm == NormAxis::none ? 1 : 0;  // of row i or column i
+    for (Index n = 0; n < blocks && norm != NormAxis::none; ++n)
+      sum += norm == NormAxis::row ? weight(options, blocks, i, n) : weight(options, blocks, n, i);
+    p.own(i) = weight(options, blocks, i, i) / sum;
+    for (Index r = 0; r < used; ++r) {
+      if (norm == NormAxis::row) p.a(i)[r] /= sum;
+      if (norm == NormAxis::column && i + 1 < blocks) p.b(i + 1)[r] /= sum;
+    }
+  }
+}
+
+// What that matrix has far from its ends, for kernels that know no end.
+inline void initialize_all_blocks(const InitialMixing& options, RecurrentParameters& p) {
+  const bool normalized = mixing_matrix::resolved_axis(options, true) != NormAxis::none;
+  double sum = 1;  // over blocks before, after, and the own one
+  double decay = 0;
+  double next = 0;
+  switch (options.transform) {
+    case Transform::identity:
+      break;
+    case Transform::exp:
+      decay = next = std::exp(-1 / options.exp_sigma);
+      sum = (1 + decay) / (1 - decay);
+      break;
+    case Transform::local:
+      if (options.local_threshold >= 2)
+        throw ShapeError({"mhla: initialize: local_threshold is ", options.local_threshold,
+                          "; one row for all blocks reaches the block before, at a distance of 1"});
+      next = options.local_threshold >= 1 ? 1 : 0;
+      sum = 1 + 2 * next;
+      break;
+    case Transform::uniform:
+      if (!normalized) {
+        decay = next = 1;
+        break;
+      }
+      [[fallthrough]];
+    default:
+      throw ShapeError(
+          "mhla: initialize: mix has one row for all blocks, so that no weight depends on how many "
+          "there are: use Transform::exp, local, identity, or uniform with NormAxis::none");
+  }
+  const double scale = normalized ? 1 / sum : 1;
+  p.own(0) = scale;
+  p.a(0)[0] = scale;
+  p.b(0)[0] = next;
+  p.g(0)[0] = decay;
+}
+
+/// Of so many blocks, or for `rows` = 1 of any number of them. States that the matrix does not need
+/// are written, each with a decay of its own, but not read.
+inline RecurrentParameters initial_recurrence(InitialMixing options, Index rows, Index states) {
+  mixing_matrix::require_valid(options, sequence(rows), sequence(rows));
+  RecurrentParameters p(rows, states);
+  for (Index r = 0; r < states; ++r)
+    set_state(
+        p, r, [](Index) { return 0.0; }, [&](Index) { return spaced_decay(r, states, rows); },
+        [](Index) { return 1.0; });
+  if (rows == 1)
+    initialize_all_blocks(options, p);
+  else
+    initialize_each_block(options, p);
+  return p;
 }
 
 }  // namespace mixing_fit

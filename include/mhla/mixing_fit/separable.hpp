@@ -10,14 +10,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/square_scale.hpp>
+#include <mhla/core/scalar.hpp>
 #include <mhla/mixing_fit/box.hpp>
-#include <mhla/mixing_fit/two_factors.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <numeric>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -25,11 +26,100 @@ MHLA_NAMESPACE_BEGIN
 
 namespace mixing_fit {
 
+using Vector = std::vector<double>;
+
+inline double inner(const Vector& a, const Vector& b) {
+  return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+}
+
+// (a, b) = (cosine (a - tangent b), cosine (b + tangent a))
+inline void rotate(Vector& a, Vector& b, double tangent) {
+  const double cosine = 1 / std::hypot(1.0, tangent);
+  for (std::size_t n = 0; n < a.size(); ++n) {
+    const double old = a[n];
+    a[n] = cosine * (old - tangent * b[n]);
+    b[n] = cosine * (b[n] + tangent * old);
+  }
+}
+
+/// Rotates pairs of vectors x until every two are orthogonal, and the longest first (the one-sided
+/// Jacobi method). `others` are rotated alike, so that sum_r x_r other_r^T does not change.
+inline void make_orthogonal(std::vector<Vector>& x, std::vector<Vector>& others) {
+  constexpr double accuracy = 1e-13;  // cosine of the angle between two vectors
+  constexpr int most_sweeps = 60;     // five or six suffice
+  bool rotated = true;
+  for (int sweep = 0; rotated && sweep < most_sweeps; ++sweep) {
+    rotated = false;
+    for (std::size_t i = 0; i < x.size(); ++i)
+      for (std::size_t j = i + 1; j < x.size(); ++j) {
+        double ii = inner(x[i], x[i]), jj = inner(x[j], x[j]), ij = inner(x[i], x[j]);
+        if (ii < jj) {
+          std::swap(ii, jj);
+          x[i].swap(x[j]);
+          others[i].swap(others[j]);
+        }
+        if (!((std::abs)(ij) > accuracy * std::sqrt(ii) * std::sqrt(jj))) continue;
+        rotated = true;
+        const double cotangent = (jj - ii) / (2 * ij);  // of twice the angle
+        const double tangent =
+            std::copysign(1 / ((std::abs)(cotangent) + std::hypot(1.0, cotangent)), cotangent);
+        rotate(x[i], x[j], tangent);
+        rotate(others[i], others[j], tangent);
+      }
+  }
+}
+
+/// Terms columns_r rows_r^T of a sum.
+struct Products {
+  std::vector<Vector> columns;
+  std::vector<Vector> rows;
+};
+
+/// At least `terms` products, or as many as m [rows, cols], row-major, can have, the largest first;
+/// the sum of the leading ones is nearest to m in squares: the leading terms of its singular value
+/// decomposition. Found by power iteration of some more vectors.
+inline Products nearest_products(const Vector& m, Index rows, Index cols, Index terms) {
+  constexpr int most_steps = 500;
+  constexpr double least_gain = 1e-15;  // a step with a smaller gain is the last
+  const std::size_t kept = at((std::min)({2 * terms + 24, rows, cols}));
+
+  Products p{std::vector<Vector>(kept, Vector(at(rows))), std::vector<Vector>(kept)};
+  std::minstd_rand random(1);  // has a part in every direction
+  for (Vector& row : p.rows)
+    for (Index j = 0; j < cols; ++j)
+      row.push_back(static_cast<double>(random()) / static_cast<double>((random.max)()) - 0.5);
+  double before = 0;
+  for (int step = 0; step < most_steps; ++step) {
+    for (std::size_t r = 0; r < kept; ++r)  // columns_r = m rows_r
+      for (Index i = 0; i < rows; ++i)
+        p.columns[r][at(i)] =
+            std::inner_product(p.rows[r].begin(), p.rows[r].end(), m.data() + i * cols, 0.0);
+    make_orthogonal(p.columns, p.rows);
+    for (std::size_t r = 0; r < kept; ++r) {  // rows_r = m^T columns_r, columns_r of length 1
+      Vector& row = p.rows[r];
+      row.assign(at(cols), 0.0);
+      const double length = std::sqrt(inner(p.columns[r], p.columns[r]));
+      for (Index i = 0; i < rows; ++i) {
+        double& entry = p.columns[r][at(i)];
+        if (length > 0) entry /= length;
+        for (Index j = 0; j < cols; ++j) row[at(j)] += entry * m[at(i * cols + j)];
+      }
+    }
+    make_orthogonal(p.rows, p.columns);
+    double now = 0;
+    for (std::size_t r = 0; r < (std::min)(kept, at(terms)); ++r)
+      now += inner(p.rows[r], p.rows[r]);
+    if (!(now > before * (1 + least_gain))) break;
+    before = now;
+  }
+  return p;
+}
+
 class SeparableFit {
  public:
   /// Of m [query blocks, key blocks], row-major. `projected`: only factors in [0, 1], of entries
   /// that are at most 1 as well.
-  SeparableFit(const MixingLayout& layout, std::vector<double> m, Index terms, bool projected)
+  SeparableFit(const MixingLayout& layout, Vector m, Index terms, bool projected)
       : layout_(layout),
         m_((std::move)(m)),
         weights_{projected ? 0 : -infinity, infinity},
@@ -38,7 +128,7 @@ class SeparableFit {
     for (const double entry : m_) largest = (std::max)(largest, (std::abs)(entry));
     scale_ = square_scale(largest);
     for (double& entry : m_) entry /= scale_;
-    norm_ = norm_of(m_);
+    norm_ = std::sqrt(inner(m_, m_));
     for (int axis = 0; axis < 3; ++axis)
       factors_[axis].assign(at(terms * factor_size(axis)), axis < 3 - layout.rank ? 1 : 0);
     for (Index r = 0; r < terms; ++r) start_unused(r);
@@ -55,8 +145,8 @@ class SeparableFit {
   Norms norms() { return {scale_ * norm_, scale_ * error_now(scale_)}; }
 
   /// Rows of the terms' factors, as in a separable mixing's parameters.
-  std::vector<double> parameters() const {
-    std::vector<double> all;
+  Vector parameters() const {
+    Vector all;
     const auto terms = static_cast<Index>(factors_[0].size()) / factor_size(0);
     for (Index r = 0; r < terms; ++r)
       for (int axis = 3 - layout_.rank; axis < 3; ++axis) {
@@ -69,7 +159,7 @@ class SeparableFit {
   /// Replaces every entry x of a factor by round(x).
   template <class Round>
   void round_to(const Round& round) {
-    for (std::vector<double>& factors : factors_)
+    for (Vector& factors : factors_)
       std::transform(factors.begin(), factors.end(), factors.begin(), round);
   }
 
@@ -90,9 +180,8 @@ class SeparableFit {
   void find_nearest(Index terms, int one) {
     const int a = one == 0 ? 1 : 0;
     const int b = one == 2 ? 1 : 2;
-    std::vector<double> regrouped(m_.size());
-    for_each_entry([&](Index n, Index n0, Index n1, Index n2) {
-      const Index place[3] = {n0, n1, n2};
+    Vector regrouped(m_.size());
+    for_each_entry([&](Index n, const Index* place) {
       regrouped[at(place[a] * factor_size(b) + place[b])] = m_[at(n)];
     });
     const Products nearest = nearest_products(regrouped, factor_size(a), factor_size(b), terms);
@@ -123,11 +212,7 @@ class SeparableFit {
   Index factor_size(int axis) const { return layout_.queries[axis] * layout_.keys[axis]; }
   double* entries(Index r, int axis) { return factors_[axis].data() + r * factor_size(axis); }
 
-  static double norm_of(const std::vector<double>& x) {
-    return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0));
-  }
-
-  // Calls f(n, n0, n1, n2) for every entry n of m; n_a is where the factors of axis a have theirs.
+  // Calls f(n, place) for every entry n of m; place[a] is where the factors of axis a have theirs.
   template <class F>
   void for_each_entry(const F& f) const {
     const Index* const q = layout_.queries;
@@ -138,8 +223,10 @@ class SeparableFit {
         for (Index i2 = 0; i2 < q[2]; ++i2)
           for (Index j0 = 0; j0 < k[0]; ++j0)
             for (Index j1 = 0; j1 < k[1]; ++j1)
-              for (Index j2 = 0; j2 < k[2]; ++j2)
-                f(n++, i0 * k[0] + j0, i1 * k[1] + j1, i2 * k[2] + j2);
+              for (Index j2 = 0; j2 < k[2]; ++j2) {
+                const Index place[] = {i0 * k[0] + j0, i1 * k[1] + j1, i2 * k[2] + j2};
+                f(n++, place);
+              }
   }
 
   // The norm of m - sum_, as the factors are now; their products are `scale` times m's.
@@ -147,11 +234,11 @@ class SeparableFit {
     sum_ = m_;
     for (Index r = 0; r < terms_; ++r) {
       const double* const f[] = {entries(r, 0), entries(r, 1), entries(r, 2)};
-      for_each_entry([&](Index n, Index n0, Index n1, Index n2) {
-        sum_[at(n)] -= f[0][n0] * f[1][n1] * f[2][n2] / scale;
+      for_each_entry([&](Index n, const Index* place) {
+        sum_[at(n)] -= f[0][place[0]] * f[1][place[1]] * f[2][place[2]] / scale;
       });
     }
-    return norm_of(sum_);
+    return std::sqrt(inner(sum_, sum_));
   }
 
   // A term that is 0 by its last factor alone, so that training can make use of it; no two of them
@@ -170,14 +257,13 @@ class SeparableFit {
       return weights_.low < 0 ? (std::abs)(sum_[at(n)]) : sum_[at(n)];
     };
     Index best = 0;
-    for (Index n = 1; n < static_cast<Index>(sum_.size()); ++n)
-      if (excess(n) > excess(best)) best = n;
     Index through[3] = {};
-    for_each_entry([&](Index n, Index n0, Index n1, Index n2) {
-      if (n == best) through[0] = n0, through[1] = n1, through[2] = n2;
+    for_each_entry([&](Index n, const Index* place) {
+      if (!(excess(n) > excess(best))) return;
+      best = n;
+      std::copy_n(place, 3, through);
     });
-    for_each_entry([&](Index n, Index n0, Index n1, Index n2) {
-      const Index place[3] = {n0, n1, n2};
+    for_each_entry([&](Index n, const Index* place) {
       for (int axis = 3 - layout_.rank; axis < 3; ++axis) {
         bool on_line = true;
         for (int other = 0; other < 3; ++other)
@@ -197,7 +283,7 @@ class SeparableFit {
     const Index size = factor_size(axis);
     const int others[] = {axis == 0 ? 1 : 0, axis == 2 ? 1 : 2};
     BoxMinimizer least(count);
-    std::vector<double> right(at(count * size));
+    Vector right(at(count * size));
     for (Index r = 0; r < count; ++r) {
       const double* const f = entries(first + r, others[0]);
       const double* const g = entries(first + r, others[1]);
@@ -209,12 +295,11 @@ class SeparableFit {
                                         entries(first + s, other), 0.0);
       }
       double* const of_term = &right[at(r * size)];
-      for_each_entry([&](Index n, Index n0, Index n1, Index n2) {
-        const Index place[3] = {n0, n1, n2};
+      for_each_entry([&](Index n, const Index* place) {
         of_term[place[axis]] += m[n] * f[place[others[0]]] * g[place[others[1]]];
       });
     }
-    std::vector<double> x(at(count));
+    Vector x(at(count));
     for (Index n = 0; n < size; ++n) {
       for (Index r = 0; r < count; ++r) {
         x[at(r)] = entries(first + r, axis)[n];
@@ -242,12 +327,12 @@ class SeparableFit {
   }
 
   MixingLayout layout_;
-  std::vector<double> m_;  // divided by scale_
+  Vector m_;  // divided by scale_
   Interval weights_;
   double scale_ = 1;
   double norm_ = 0;
-  std::vector<double> sum_;
-  std::vector<double> factors_[3];  // [terms, factor_size(axis)]
+  Vector sum_;
+  Vector factors_[3];  // [terms, factor_size(axis)]
   Index terms_ = 0;
 };
 

@@ -11,10 +11,8 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -25,6 +23,24 @@ MHLA_NAMESPACE_BEGIN
 // Any Packed or Padded.
 template <class A>
 inline constexpr bool is_batch_layout = false;
+
+// What the two have in common: expressions hold them whole, as `Self`.
+template <class Self, class A>
+struct BatchLayout : A {
+  static_assert(!is_batch_layout<A>, "mhla: a batch is either packed or padded, and only once");
+
+  explicit BatchLayout(const A& variant) : A(variant) {}
+
+  template <class Query, class Key, class Value, class Mix>
+  auto operator()(const Query& q, const Key& k, const Value& v, const Mix& mix) const {
+    return expression_of_forward(static_cast<const Self&>(*this), q, k, v, mix);
+  }
+  template <class Query, class Key, class Value, class Mix, class GradOutput>
+  auto backward(const Query& q, const Key& k, const Value& v, const Mix& mix,
+                const GradOutput& dy) const {
+    return expression_of_backward(static_cast<const Self&>(*this), q, k, v, mix, dy);
+  }
+};
 /// \endcond
 
 /// Sequences of different lengths laid end to end on the token axis, in a batch of 1: sequence s is
@@ -34,8 +50,7 @@ inline constexpr bool is_batch_layout = false;
 /// or int64, the first 0, non-decreasing, the last the number of tokens; a sequence may be empty.
 /// Whether they fit is checked in every call. Made by mhla::packed.
 template <class A, class Offset = void>
-struct Packed : A {
-  static_assert(!is_batch_layout<A>, "mhla: a batch is either packed or padded, and only once");
+struct Packed : BatchLayout<Packed<A, Offset>, A> {
   static_assert(A::GeometryType::rank == 1,
                 "mhla: packed sequences are cut into Blocks1D: a grid has one extent for all");
   static_assert(std::same_as<Offset, std::int32_t> || std::same_as<Offset, std::int64_t>,
@@ -48,7 +63,7 @@ struct Packed : A {
 
   /// See mhla::packed.
   Packed(const A& variant, Span<const Offset> sequence_offsets)
-      : A(variant), offsets(sequence_offsets) {}
+      : BatchLayout<Packed, A>(variant), offsets(sequence_offsets) {}
 
   /// Number of sequences.
   Index sequences() const { return offsets.size > 0 ? offsets.size - 1 : 0; }
@@ -56,17 +71,46 @@ struct Packed : A {
   Index begin(Index sequence) const { return static_cast<Index>(offsets[sequence]); }
   /// Tokens of a sequence.
   Index length(Index sequence) const { return begin(sequence + 1) - begin(sequence); }
+};
 
-  /// As Attention::operator().
-  template <class Query, class Key, class Value, class Mix>
-  auto operator()(const Query& q, const Key& k, const Value& v, const Mix& mix) const {
-    return expression_of_forward(*this, q, k, v, mix);
+/// Masks of a call, each [batch, tokens] of its side, nonzero where a token takes part; a mask
+/// without data keeps every token. A masked key contributes to no sum, even if it holds NaN; a
+/// masked query has output 0 and gradient 0. Blocks and positions are unchanged.
+struct TokenMasks {
+  TensorView<const std::uint8_t, 2> query;  ///< [batch, query tokens]
+  TensorView<const std::uint8_t, 2> key;    ///< [batch, key tokens]
+
+  /// Whether a query takes part.
+  bool takes_query(Index batch, Index token) const { return takes(query, batch, token); }
+  /// Whether a key takes part.
+  bool takes_key(Index batch, Index token) const { return takes(key, batch, token); }
+  /// Whether there is a mask at all.
+  bool any() const { return query.data != nullptr || key.data != nullptr; }
+
+  /// \throws ShapeError unless both masks fit a call of `shape`.
+  void require_fit(const Shape& shape) const {
+    require_fit(query, "masks.query", shape.batch, shape.query_tokens);
+    require_fit(key, "masks.key", shape.batch, shape.key_tokens);
   }
-  /// As Attention::backward.
-  template <class Query, class Key, class Value, class Mix, class GradOutput>
-  auto backward(const Query& q, const Key& k, const Value& v, const Mix& mix,
-                const GradOutput& dy) const {
-    return expression_of_backward(*this, q, k, v, mix, dy);
+  /// \throws ShapeError unless queries and keys have one mask.
+  void require_one() const {
+    if (query.data != key.data || query.stride[0] != key.stride[0] ||
+        query.stride[1] != key.stride[1])
+      throw ShapeError(
+          "mhla: masks: Causal and BlockCausal attend to their own tokens: queries and keys need "
+          "one mask");
+  }
+  /// \throws ShapeError unless a mask fits `batch` items of `tokens` tokens.
+  static void require_fit(const TensorView<const std::uint8_t, 2>& mask, const char* argument,
+                          Index batch, Index tokens) {
+    if (mask.data == nullptr) return;
+    require_extent(argument, "batch", mask.extent[0], batch, "a mask is [batch, tokens]");
+    require_extent(argument, "tokens", mask.extent[1], tokens, "a mask is [batch, tokens]");
+  }
+
+ private:
+  static bool takes(const TensorView<const std::uint8_t, 2>& mask, Index batch, Index token) {
+    return mask.data == nullptr || mask(batch, token) != 0;
   }
 };
 
@@ -75,8 +119,7 @@ struct Packed : A {
 /// gradient 0. A mask moves no block boundary and no position. Trailing padding changes no bit of
 /// the other tokens' results. Made by mhla::padded.
 template <class A>
-struct Padded : A {
-  static_assert(!is_batch_layout<A>, "mhla: a batch is either packed or padded, and only once");
+struct Padded : BatchLayout<Padded<A>, A> {
   static_assert(!mixes_products<A>,
                 "mhla: MixedProduct ties a token to the same offset of other blocks, which a mask "
                 "may take away: use MixedKeySum or Unnormalized for a padded batch");
@@ -84,19 +127,8 @@ struct Padded : A {
   TokenMasks masks;  ///< borrowed
 
   /// See mhla::padded.
-  Padded(const A& variant, const TokenMasks& token_masks) : A(variant), masks(token_masks) {}
-
-  /// As Attention::operator().
-  template <class Query, class Key, class Value, class Mix>
-  auto operator()(const Query& q, const Key& k, const Value& v, const Mix& mix) const {
-    return expression_of_forward(*this, q, k, v, mix);
-  }
-  /// As Attention::backward.
-  template <class Query, class Key, class Value, class Mix, class GradOutput>
-  auto backward(const Query& q, const Key& k, const Value& v, const Mix& mix,
-                const GradOutput& dy) const {
-    return expression_of_backward(*this, q, k, v, mix, dy);
-  }
+  Padded(const A& variant, const TokenMasks& token_masks)
+      : BatchLayout<Padded, A>(variant), masks(token_masks) {}
 };
 
 /// \cond INTERNAL
@@ -108,9 +140,7 @@ template <class A>
 requires(!AttentionVariant<A>) struct Padded<A> : NoVariantOfTensors<A, float> {
   using NoVariantOfTensors<A, float>::NoVariantOfTensors;
 };
-/// \endcond
 
-/// \cond INTERNAL
 template <class A, class Offset>
 inline constexpr bool is_batch_layout<Packed<A, Offset>> = true;
 template <class A>

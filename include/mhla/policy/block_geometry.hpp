@@ -12,7 +12,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
-#include <string>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN

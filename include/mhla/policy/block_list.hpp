@@ -3,15 +3,104 @@
 // sequences, end to end.
 #pragma once
 
+#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/packed_blocks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
+#include <utility>
 
 MHLA_NAMESPACE_BEGIN
+
+/// What one sequence has of a range of the list.
+struct SequencePart {
+  Index first_block = 0;  ///< the sequence's, in the list
+  Index blocks = 0;       ///< of the whole sequence
+  Index length = 0;       ///< its tokens
+  BlockRange part;        ///< blocks that it has of the range, counted within the sequence
+  BlockRange rows;        ///< the same, counted within the range
+  BlockRange tokens;      ///< theirs, counted from the range's first
+
+  /// The blocks that the sequence has of another range, counted within the sequence.
+  BlockRange of(const BlockRange& other) const {
+    const Index first = std::clamp(other.first - first_block, Index{0}, blocks);
+    return {first, std::clamp(other.end() - first_block, Index{0}, blocks) - first};
+  }
+};
+
+/// The list of the blocks of packed sequences: those of sequence s are the ceil(tokens / block)
+/// after the blocks of the sequences before it. Borrows offsets that never fall.
+template <class Offset>
+class PackedBlocks {
+ public:
+  PackedBlocks(Span<const Offset> offsets, Index block) : offsets_(offsets), block_(block) {}
+
+  Index num_blocks() const {
+    Index blocks = 0;
+    for (Index s = 0; s < sequences(); ++s) blocks += blocks_of(s);
+    return blocks;
+  }
+  /// For num_blocks(), the number of all tokens.
+  Index first_token(Index block) const {
+    const Place place = place_of(block);
+    return begin(place.sequence) + place.block * block_;
+  }
+  Index num_tokens(const BlockRange& range) const {
+    return first_token(range.end()) - first_token(range.first);
+  }
+  /// A block's index within its sequence; 0 after the last block.
+  Index block_in_sequence(Index block) const { return place_of(block).block; }
+  /// All blocks of the sequences of which some are in `range`; none if it is empty.
+  BlockRange sequences_of(const BlockRange& range) const {
+    if (range.count == 0) return range;
+    const Index first = range.first - block_in_sequence(range.first);
+    const Place last = place_of(range.end() - 1);
+    return {first, range.end() - 1 - last.block + blocks_of(last.sequence) - first};
+  }
+  /// Calls visit(part) for every sequence that has some of the blocks; with an empty range, for the
+  /// sequence that it lies inside of, if any.
+  template <class Visit>
+  void for_each_part(const BlockRange& range, const Visit& visit) const {
+    SequencePart of;
+    for (Index s = 0; s < sequences() && of.first_block < range.end(); ++s) {
+      of.length = begin(s + 1) - begin(s);
+      of.blocks = blocks_of(s);
+      of.part = of.of(range);
+      of.rows = {of.first_block + of.part.first - range.first, of.part.count};
+      of.tokens.count = (std::min)(of.part.end() * block_, of.length) -
+                        (std::min)(of.part.first * block_, of.length);
+      if (of.blocks > 0 && range.first < of.first_block + of.blocks) visit(std::as_const(of));
+      of.first_block += of.blocks;
+      of.tokens.first += of.tokens.count;
+    }
+  }
+
+ private:
+  struct Place {
+    Index sequence;
+    Index block;  // within it
+  };
+
+  Index sequences() const { return offsets_.size - 1; }
+  Index begin(Index sequence) const { return static_cast<Index>(offsets_[sequence]); }
+  Index blocks_of(Index sequence) const {
+    return ceil_div(begin(sequence + 1) - begin(sequence), block_);
+  }
+  Place place_of(Index block) const {
+    for (Index s = 0; s < sequences(); ++s) {
+      const Index blocks = blocks_of(s);
+      if (block < blocks) return {s, block};
+      block -= blocks;
+    }
+    return {sequences(), 0};
+  }
+
+  Span<const Offset> offsets_;
+  Index block_;
+};
 
 /// The blocks of one sequence: what PackedBlocks are of several.
 struct GridBlocks {

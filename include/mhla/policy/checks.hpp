@@ -40,7 +40,8 @@ MHLA_ONCE_A_CALL void require_aligned(const TensorView<T, Rank>& tensor, const c
   if (tensor.size() > 0) require_aligned(tensor.data, alignof(T), name);
 }
 
-/// The memory that a call touches, piece by piece.
+/// The memory that a call touches, piece by piece. Pieces are aligned to their elements: ShapeError
+/// otherwise.
 class Footprint {
  public:
   template <class T, int Rank>
@@ -50,6 +51,7 @@ class Footprint {
   }
   template <class T, int Rank>
   MHLA_ONCE_A_CALL void reads(const TensorView<T, Rank>& tensor, const char* name) {
+    require_aligned(tensor, name);
     pieces_[count_++] = {overlap::strided(tensor), name};
   }
 
@@ -96,7 +98,7 @@ class Footprint {
   }
 
   /// Throws WorkspaceError if `scratch` contains a byte of a piece; it then becomes a piece itself.
-  MHLA_ONCE_A_CALL void require_scratch(WorkspaceView scratch, const char* name) {
+  MHLA_ONCE_A_CALL void require_scratch(Span<const std::byte> scratch, const char* name) {
     if (scratch_ > count_) scratch_ = count_;
     const TensorView<const std::byte, 1> bytes = make_view(scratch.data, scratch.size);
     if (const char* other = sharing(overlap::strided(bytes), -1))
@@ -143,18 +145,6 @@ struct OperandViews {
   Shape shape() const { return shape_of(q, k, v, mix); }
 };
 
-/// Throws unless the elements of all operands, and of what the feature map borrows, are aligned.
-template <class V, class T>
-MHLA_ONCE_A_CALL void require_aligned_operands(const V& attention,
-                                               const OperandViews<T>& operands) {
-  require_aligned(operands.q, "q");
-  require_aligned(operands.k, "k");
-  require_aligned(operands.v, "v");
-  require_aligned(operands.mix, "mix");
-  if constexpr (borrows_projection<V>)
-    require_aligned(attention.feature_map.projection, "feature_map.projection");
-}
-
 template <class T>
 MHLA_ONCE_A_CALL void add_operands(Footprint& footprint, const OperandViews<T>& operands) {
   footprint.reads(operands.q, "q");
@@ -167,7 +157,7 @@ MHLA_ONCE_A_CALL void add_operands(Footprint& footprint, const OperandViews<T>& 
 /// memory if it is the caller's.
 template <class V>
 MHLA_ONCE_A_CALL void require_apart(Footprint& footprint, const V& attention,
-                                    WorkspaceView workspace, WorkspaceView state) {
+                                    WorkspaceView workspace, Span<const std::byte> state) {
   if constexpr (borrows_projection<V>)
     footprint.reads(attention.feature_map.projection, "feature_map.projection");
   if constexpr (requires { attention.offsets; })
@@ -188,27 +178,14 @@ template <AttentionVariant V, class T>
 MHLA_ONCE_A_CALL Footprint require_forward(const V& attention, const Shape& shape,
                                            const OperandViews<T>& operands,
                                            const TensorView<T, 4>& y, WorkspaceView workspace,
-                                           WorkspaceView state) {
+                                           Span<const std::byte> state) {
   require_extents(y, "y", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "y is [batch, heads, query tokens, value_dim]");
-  require_aligned_operands(attention, operands);
-  require_aligned(y, "y");
   Footprint footprint;
   footprint.writes(y, "y");
   add_operands(footprint, operands);
   require_apart(footprint, attention, workspace, state);
   return footprint;
-}
-
-/// \throws ShapeError unless y = attention(q, k, v, mix) can be computed.
-template <AttentionVariant V, class T>
-Problem checked_forward(const V& attention, const OperandViews<T>& operands,
-                        const TensorView<T, 4>& y, WorkspaceView workspace,
-                        WorkspaceView state = {}) {
-  const Shape shape = operands.shape();
-  const Problem problem = checked_problem(attention, shape);
-  require_forward(attention, shape, operands, y, workspace, state);
-  return problem;
 }
 
 /// Throws ShapeError unless the wanted gradients have the right extents; returns what they write.
@@ -220,7 +197,6 @@ MHLA_ONCE_A_CALL Footprint checked_gradients(const Shape& shape,
                        Index tokens, Index dim, const char* rule) {
     if (!gradient.wanted) return;
     require_extents(gradient.view, name, shape.batch, heads, tokens, dim, rule);
-    require_aligned(gradient.view, name);
     footprint.writes(gradient.view, name);
   };
   add(gradients.query, "dq", shape.heads, shape.query_tokens, shape.key_dim,
@@ -235,7 +211,6 @@ MHLA_ONCE_A_CALL Footprint checked_gradients(const Shape& shape,
     require_extent("dmix", "heads", dmix.extent[0], shape.mix_heads, rule);
     require_extent("dmix", "query blocks", dmix.extent[1], shape.mix_query_blocks, rule);
     require_extent("dmix", "key blocks", dmix.extent[2], shape.mix_key_blocks, rule);
-    require_aligned(dmix, "dmix");
     footprint.writes(dmix, "dmix");
   }
   return footprint;
@@ -247,27 +222,14 @@ MHLA_ONCE_A_CALL Footprint require_backward(const V& attention, const Shape& sha
                                             const OperandViews<T>& operands,
                                             const TensorView<const T, 4>& dy,
                                             const GradientViews<T>& gradients,
-                                            WorkspaceView workspace, WorkspaceView state) {
+                                            WorkspaceView workspace, Span<const std::byte> state) {
   require_extents(dy, "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "dy is [batch, heads, query tokens, value_dim]");
-  require_aligned_operands(attention, operands);
-  require_aligned(dy, "dy");
   Footprint footprint = checked_gradients(shape, gradients);
   footprint.reads(dy, "dy");
   add_operands(footprint, operands);
   require_apart(footprint, attention, workspace, state);
   return footprint;
-}
-
-/// As checked_forward, for the wanted gradients of <dy, attention(q, k, v, mix)>.
-template <AttentionVariant V, class T>
-Problem checked_backward(const V& attention, const OperandViews<T>& operands,
-                         const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
-                         WorkspaceView workspace, WorkspaceView state = {}) {
-  const Shape shape = operands.shape();
-  const Problem problem = checked_problem(attention, shape);
-  require_backward(attention, shape, operands, dy, gradients, workspace, state);
-  return problem;
 }
 
 /// \cond INTERNAL
@@ -308,52 +270,51 @@ inline constexpr bool are_of<T, Mix, Tensors...> =
 template <class E>
 concept Runs = Executor<E> || std::is_convertible_v<const E*, const CudaDevice*>;
 
-// Says which argument is wrong. The others must match the scalar of `From`, which is y or q.
+// Says which argument is wrong, the first of several. The others must match the scalar of `From`,
+// which is y or q.
 template <class V, class E, class From, class Mix, class... Tensors>
 void explain() {
-  constexpr bool attention = AttentionVariant<V>;
-  constexpr bool runs = Runs<E>;
-  constexpr bool stored = StorageScalar<Scalar<From>>;
   constexpr bool views = View<From> && View<Mix> && (View<Tensors> && ...);
   constexpr bool ranks = rank<From> == 4 && ((rank<Tensors> == 4) && ...);
   constexpr bool mix_rank = rank<Mix> == 3 || rank<Mix> == 2;
   constexpr bool scalars = (std::same_as<Scalar<Tensors>, Scalar<From>> && ...);
   constexpr bool accumulates = std::same_as<Scalar<Mix>, Accumulator<Scalar<From>>>;
-  if constexpr (!attention) {
-    static_assert(attention,
-                  "mhla: the 1st argument of a call is its attention: an mhla::Attention, or "
-                  "mhla::packed or mhla::padded of one");
-  } else if constexpr (!runs) {
-    static_assert(runs,
-                  "mhla: the 2nd argument of a call runs it: an mhla::CudaDevice, or an executor "
-                  "such as mhla::SerialExecutor (not a pointer to one), with num_slots() and "
-                  "parallel_for(tasks, f) that are const");
-  } else if constexpr (!views) {
-    static_assert(views,
-                  "mhla: forward_into and backward_into take mhla::TensorView: for a pointer, a "
-                  "std::vector or an Eigen::Tensor write mhla::make_view(x.data(), batch, heads, "
-                  "tokens, dim), for rows [tokens, heads * dim] mhla::heads_view, for an "
-                  "Eigen::Matrix as mix mhla::mix_view");
-  } else if constexpr (!ranks) {
-    static_assert(ranks, "mhla: q, k, v, y and dy must have rank 4: [batch, heads, tokens, dim]");
-  } else if constexpr (!mix_rank) {
-    static_assert(mix_rank,
-                  "mhla: mix must have rank 3, [1 | heads, query blocks, key blocks], or rank 2, "
-                  "[query blocks, key blocks]");
-  } else if constexpr (!stored) {
-    static_assert(stored,
-                  "mhla: views for forward_into and backward_into have elements of float, double, "
-                  "another floating-point type, mhla::BFloat16 or mhla::Half; mhla::storage_view "
-                  "makes these of Eigen's");
-  } else if constexpr (!scalars) {
-    static_assert(scalars, "mhla: q, k, v, y and dy must have one scalar type");
-  } else if constexpr (!accumulates) {
-    static_assert(accumulates,
-                  "mhla: mix must have the type that q is accumulated in: float for float, "
-                  "mhla::BFloat16 and mhla::Half, double for double");
-  } else {
-    static_assert(!is_const<From>, "mhla: y is written to, and its elements are const");
-  }
+  constexpr int wrong = !AttentionVariant<V>           ? 1
+                        : !Runs<E>                     ? 2
+                        : !views                       ? 3
+                        : !ranks                       ? 4
+                        : !mix_rank                    ? 5
+                        : !StorageScalar<Scalar<From>> ? 6
+                        : !scalars                     ? 7
+                        : !accumulates                 ? 8
+                        : is_const<From>               ? 9
+                                                       : 0;
+  static_assert(wrong != 1,
+                "mhla: the 1st argument of a call is its attention: an mhla::Attention, or "
+                "mhla::packed or mhla::padded of one");
+  static_assert(wrong != 2,
+                "mhla: the 2nd argument of a call runs it: an mhla::CudaDevice, or an executor "
+                "such as mhla::SerialExecutor (not a pointer to one), with num_slots() and "
+                "parallel_for(tasks, f) that are const");
+  static_assert(wrong != 3,
+                "mhla: forward_into and backward_into take mhla::TensorView: for a pointer, a "
+                "std::vector or an Eigen::Tensor write mhla::make_view(x.data(), batch, heads, "
+                "tokens, dim), for rows [tokens, heads * dim] mhla::heads_view, for an "
+                "Eigen::Matrix as mix mhla::mix_view");
+  static_assert(wrong != 4,
+                "mhla: q, k, v, y and dy must have rank 4: [batch, heads, tokens, dim]");
+  static_assert(wrong != 5,
+                "mhla: mix must have rank 3, [1 | heads, query blocks, key blocks], or rank 2, "
+                "[query blocks, key blocks]");
+  static_assert(wrong != 6,
+                "mhla: views for forward_into and backward_into have elements of float, double, "
+                "another floating-point type, mhla::BFloat16 or mhla::Half; mhla::storage_view "
+                "makes these of Eigen's");
+  static_assert(wrong != 7, "mhla: q, k, v, y and dy must have one scalar type");
+  static_assert(wrong != 8,
+                "mhla: mix must have the type that q is accumulated in: float for float, "
+                "mhla::BFloat16 and mhla::Half, double for double");
+  static_assert(wrong != 9, "mhla: y is written to, and its elements are const");
 }
 
 template <class... X>
@@ -363,25 +324,6 @@ Index explain_size() {
                 "backward_workspace_size: T is the scalar of its tensors, shape an mhla::Shape, as "
                 "of mhla::shape_of(q, k, v, mix), and executor the call's, or an mhla::CudaDevice; "
                 "forward_state_size(attention, shape) has no T, and an mhla::CudaDevice at most");
-  return 0;
-}
-
-template <class... X>
-const char* explain_choice() {
-  static_assert(
-      no_such_call<X...>,
-      "mhla: call explain<T>(attention, shape, executor), or with an mhla::CudaDevice, or "
-      "explain<T>(attention, shape, {.queries = shares}) with an mhla::SplitCall: T is "
-      "the scalar of the tensors, shape an mhla::Shape");
-  return "";
-}
-
-template <class... X>
-int explain_plan() {
-  static_assert(no_such_call<X...>,
-                "mhla: call plan<T>(attention, shape, executor), or with an mhla::CudaDevice for "
-                "executor and, for calls with a CudaForwardState, mhla::StateUse::given: T is the "
-                "scalar of the tensors, shape an mhla::Shape, as of mhla::shape_of(q, k, v, mix)");
   return 0;
 }
 
@@ -400,12 +342,10 @@ requires(!(AttentionVariant<V> && arguments::Runs<E> &&
                                                         AnyArgument = {}, AnyArgument = {}) {
   arguments::explain<V, E, Y, Mix, Q, K, Value>();
 }
-MHLA_ANY_CALL(void forward_into, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call forward_into(attention, executor, q, k, v, mix, y, workspace, save): "
-                "workspace is an mhla::Workspace or a WorkspaceView and needed on a CudaDevice "
-                "alone, save points to a ForwardState of mix's type and may be left out");
-})
+MHLA_NO_SUCH_CALL(void forward_into,
+                  "mhla: call forward_into(attention, executor, q, k, v, mix, y, workspace, save): "
+                  "workspace is an mhla::Workspace or a WorkspaceView and needed on a CudaDevice "
+                  "alone, save points to a ForwardState of mix's type and may be left out")
 
 template <class V, class E, class Q, class K, class Value, class Mix, class DY>
 requires(!(AttentionVariant<V> && arguments::Runs<E> &&
@@ -416,13 +356,12 @@ requires(!(AttentionVariant<V> && arguments::Runs<E> &&
                                                       AnyArgument = {}, AnyArgument = {}) {
   arguments::explain<V, E, Q, Mix, K, Value, DY>();
 }
-MHLA_ANY_CALL(void backward_into, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call backward_into(attention, executor, q, k, v, mix, dy, {dq, dk, dv, "
-                "dmix}, update, workspace, saved), with mhla::skip for a gradient that is not "
-                "wanted: workspace is an mhla::Workspace or a WorkspaceView and, as update, needed "
-                "on a CudaDevice alone, saved points to a ForwardState of mix's type");
-})
+MHLA_NO_SUCH_CALL(
+    void backward_into,
+    "mhla: call backward_into(attention, executor, q, k, v, mix, dy, {dq, dk, dv, "
+    "dmix}, update, workspace, saved), with mhla::skip for a gradient that is not "
+    "wanted: workspace is an mhla::Workspace or a WorkspaceView and, as update, needed "
+    "on a CudaDevice alone, saved points to a ForwardState of mix's type")
 template <class Never = void>
 void backward_into(AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgument,
                    AnyArgument, const arguments::NamedGradients&, AnyArgument = {},
@@ -435,8 +374,21 @@ void backward_into(AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgume
 MHLA_ANY_CALL(Index forward_workspace_size, { return arguments::explain_size<Given...>(); })
 MHLA_ANY_CALL(Index backward_workspace_size, { return arguments::explain_size<Given...>(); })
 MHLA_ANY_CALL(Index forward_state_size, { return arguments::explain_size<Given...>(); })
-MHLA_ANY_CALL(int plan, { return arguments::explain_plan<Given...>(); })
-MHLA_ANY_CALL(std::string explain, { return arguments::explain_choice<Given...>(); })
+MHLA_ANY_CALL(int plan, {
+  static_assert(no_such_call<Given...>,
+                "mhla: call plan<T>(attention, shape, executor), or with an mhla::CudaDevice for "
+                "executor and, for calls with a CudaForwardState, mhla::StateUse::given: T is the "
+                "scalar of the tensors, shape an mhla::Shape, as of mhla::shape_of(q, k, v, mix)");
+  return 0;
+})
+MHLA_ANY_CALL(std::string explain, {
+  static_assert(
+      no_such_call<Given...>,
+      "mhla: call explain<T>(attention, shape, executor), or with an mhla::CudaDevice, or "
+      "explain<T>(attention, shape, {.queries = shares}) with an mhla::SplitCall: T is "
+      "the scalar of the tensors, shape an mhla::Shape");
+  return {};
+})
 /// \endcond
 
 MHLA_NAMESPACE_END

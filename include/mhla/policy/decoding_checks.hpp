@@ -153,21 +153,39 @@ inline Index checked_sequence(const DecoderShape& shape, Index sequence) {
   return sequence;
 }
 
+// The next tokens of some sequences.
+template <class T>
+struct DecodeTensors {
+  TensorView<const T, 4> q;
+  TensorView<const T, 4> k;
+  TensorView<const T, 4> v;
+  TensorView<T, 4> y;
+
+  // `count` of them from `first` on.
+  DecodeTensors part(Index first, Index count) const {
+    const auto cut = [&](auto view) {
+      if (view.data != nullptr) view.data += first * view.stride[2];
+      view.extent[2] = count;
+      return view;
+    };
+    return {cut(q), cut(k), cut(v), cut(y)};
+  }
+};
+
 // Throws ShapeError unless the tensors hold the next tokens of `sequences` sequences; returns how
 // many tokens of each.
 template <class T>
 Index checked_decoder_tokens(const DecoderShape& shape, Index sequences,
-                             const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
-                             const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
-  const Index tokens = q.extent[2];
+                             const DecodeTensors<T>& x) {
+  const Index tokens = x.q.extent[2];
   require_tensor("q", {{"tokens", tokens}});
-  require_extents(q, "q", sequences, shape.heads, tokens, shape.key_dim,
+  require_extents(x.q, "q", sequences, shape.heads, tokens, shape.key_dim,
                   "q is [batch, heads, tokens, key_dim] of the decoder");
-  require_extents(k, "k", sequences, shape.kv_heads, tokens, shape.key_dim,
+  require_extents(x.k, "k", sequences, shape.kv_heads, tokens, shape.key_dim,
                   "k is [batch, kv_heads, tokens, key_dim] of the decoder");
-  require_extents(v, "v", sequences, shape.kv_heads, tokens, shape.value_dim,
+  require_extents(x.v, "v", sequences, shape.kv_heads, tokens, shape.value_dim,
                   "v is [batch, kv_heads, tokens, value_dim] of the decoder");
-  require_extents(y, "y", sequences, shape.heads, tokens, shape.value_dim,
+  require_extents(x.y, "y", sequences, shape.heads, tokens, shape.value_dim,
                   "y is [batch, heads, tokens, value_dim] of the decoder");
   return tokens;
 }
@@ -175,18 +193,13 @@ Index checked_decoder_tokens(const DecoderShape& shape, Index sequences,
 // Of tensors of these extents and of no more tokens than there is room for: throws ShapeError
 // unless they can be read and written, WorkspaceError if one lies in the decoder's `memory`.
 template <class V, class T>
-Footprint require_decoder_tensors(const V& attention, const TensorView<const T, 4>& q,
-                                  const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
-                                  const TensorView<T, 4>& y, WorkspaceView memory = {}) {
-  require_aligned(q, "q");
-  require_aligned(k, "k");
-  require_aligned(v, "v");
-  require_aligned(y, "y");
+Footprint require_decoder_tensors(const V& attention, const DecodeTensors<T>& x,
+                                  WorkspaceView memory = {}) {
   Footprint footprint;
-  footprint.writes(y, "y");
-  footprint.reads(q, "q");
-  footprint.reads(k, "k");
-  footprint.reads(v, "v");
+  footprint.writes(x.y, "y");
+  footprint.reads(x.q, "q");
+  footprint.reads(x.k, "k");
+  footprint.reads(x.v, "v");
   if constexpr (borrows_projection<V>)
     footprint.reads(attention.feature_map.projection, "feature_map.projection");
   footprint.require_results();

@@ -97,12 +97,10 @@ void expand(const V& attention, const Shape& shape,
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(void expand, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call expand(attention, shape, mix, dense): shape is an mhla::Shape, as of "
-                "mhla::shape_of(q, k, v, mix), mix and dense are views of rank 3, [heads, rows, "
-                "columns], of one scalar, dense not const");
-})
+MHLA_NO_SUCH_CALL(void expand,
+                  "mhla: call expand(attention, shape, mix, dense): shape is an mhla::Shape, as of "
+                  "mhla::shape_of(q, k, v, mix), mix and dense are views of rank 3, [heads, rows, "
+                  "columns], of one scalar, dense not const")
 /// \endcond
 
 /// \}

@@ -159,6 +159,12 @@ struct Exp {
 };
 
 /// \cond INTERNAL
+// apply(Map, ...) for every element-wise map of the library: mhla::kernels has kernels of each
+// (cpu/kernels_elsewhere.hpp).
+#define MHLA_ELEMENTWISE_MAPS(apply, ...)                                               \
+  apply(Identity, __VA_ARGS__) apply(Relu, __VA_ARGS__) apply(SquaredRelu, __VA_ARGS__) \
+      apply(EluPlusOne, __VA_ARGS__) apply(Exp, __VA_ARGS__)
+
 // Maps that cost hardly more than reading their argument.
 template <class Map>
 inline constexpr bool is_arithmetic =
@@ -203,26 +209,24 @@ struct Hedgehog {
   /// out = phi(in).
   template <class T>
   MHLA_HOST_DEVICE void value(Span<const T> in, Span<T> out) const {
-    using std::exp;
     const Softened<T> soft(in);
     for (Index c = 0; c < in.size; ++c) {
-      out[c] = exp(T(2) * in[c] - soft.largest) / soft.sum;
-      out[in.size + c] = exp(T(-2) * in[c] - soft.largest) / soft.sum;
+      out[c] = soft.feature(T(2) * in[c]);
+      out[in.size + c] = soft.feature(T(-2) * in[c]);
     }
   }
 
   /// As for Softmax, then through x -> [2x, -2x].
   template <class T>
   MHLA_HOST_DEVICE void vjp(Span<const T> in, Span<const T> grad, Span<T> out) const {
-    using std::exp;
     const Softened<T> soft(in);
     T inner = T(0);
     for (Index c = 0; c < in.size; ++c)
-      inner += grad[c] * (exp(T(2) * in[c] - soft.largest) / soft.sum) +
-               grad[in.size + c] * (exp(T(-2) * in[c] - soft.largest) / soft.sum);
+      inner +=
+          grad[c] * soft.feature(T(2) * in[c]) + grad[in.size + c] * soft.feature(T(-2) * in[c]);
     for (Index c = 0; c < in.size; ++c) {
-      const T plus = exp(T(2) * in[c] - soft.largest) / soft.sum;
-      const T minus = exp(T(-2) * in[c] - soft.largest) / soft.sum;
+      const T plus = soft.feature(T(2) * in[c]);
+      const T minus = soft.feature(T(-2) * in[c]);
       out[c] = T(2) * (plus * (grad[c] - inner) - minus * (grad[in.size + c] - inner));
     }
   }
@@ -234,14 +238,17 @@ struct Hedgehog {
     T sum = T(0);
 
     MHLA_HOST_DEVICE explicit Softened(Span<const T> in) {
-      using std::exp;
       for (Index c = 0; c < in.size; ++c) {
         const T magnitude = T(2) * (in[c] < T(0) ? -in[c] : in[c]);
         largest = largest < magnitude ? magnitude : largest;
       }
-      for (Index c = 0; c < in.size; ++c)
-        sum += exp(T(2) * in[c] - largest) + exp(T(-2) * in[c] - largest);
+      for (Index c = 0; c < in.size; ++c) sum += power(T(2) * in[c]) + power(T(-2) * in[c]);
     }
+    MHLA_HOST_DEVICE T power(T twice) const {
+      using std::exp;
+      return exp(twice - largest);
+    }
+    MHLA_HOST_DEVICE T feature(T twice) const { return power(twice) / sum; }
   };
 };
 

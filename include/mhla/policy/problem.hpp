@@ -11,7 +11,6 @@
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <optional>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -133,15 +132,21 @@ MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape,
   return problem;
 }
 
+/// The grids of queries and of keys. Throws ShapeError if they do not have these tokens.
+template <AttentionVariant A>
+std::pair<Grid, Grid> checked_grids(const A& attention, Index query_tokens, Index key_tokens) {
+  const Grid query_grid = checked_grid(attention.blocks, query_tokens, "blocks", "q");
+  if (attention.key_blocks.unset())
+    return {query_grid, checked_grid(attention.blocks, key_tokens, "blocks", "k")};
+  return {query_grid, checked_grid(attention.key_blocks, key_tokens, "key_blocks", "k")};
+}
+
 /// Throws ShapeError unless `attention` can run on tensors of `shape`.
 template <AttentionVariant A>
 MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape) {
   require_consistent(shape);
-  const Grid query_grid = checked_grid(attention.blocks, shape.query_tokens, "blocks", "q");
-  const Grid key_grid =
-      attention.key_blocks.unset()
-          ? checked_grid(attention.blocks, shape.key_tokens, "blocks", "k")
-          : checked_grid(attention.key_blocks, shape.key_tokens, "key_blocks", "k");
+  const auto [query_grid, key_grid] =
+      checked_grids(attention, shape.query_tokens, shape.key_tokens);
   return checked_problem(attention, shape, shape.batch, query_grid, key_grid);
 }
 

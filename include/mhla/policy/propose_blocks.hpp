@@ -90,13 +90,14 @@ inline Choice nearest(const Grid& of, const BlockNeeds& needs, bool ragged) {
 }
 
 inline Grid blocks_of(const Grid& grid, const BlockNeeds& needs) {
-  for (int axis = 0; axis < 3; ++axis)
-    if (grid.extent[axis] < 1)
-      throw ShapeError({"mhla::propose_blocks: a grid of ", grid.extent[0], " x ", grid.extent[1],
-                        " x ", grid.extent[2], " tokens; every extent must be at least 1"});
-  if (checked_mul(checked_mul(grid.extent[0], grid.extent[1]), grid.extent[2]) > max_call_tokens)
+  const auto fail = [&](const char* rule) {
     throw ShapeError({"mhla::propose_blocks: a grid of ", grid.extent[0], " x ", grid.extent[1],
-                      " x ", grid.extent[2], " tokens exceeds 2^36, the most tokens of a call"});
+                      " x ", grid.extent[2], " tokens", rule});
+  };
+  for (const Index extent : grid.extent)
+    if (extent < 1) fail("; every extent must be at least 1");
+  if (checked_mul(checked_mul(grid.extent[0], grid.extent[1]), grid.extent[2]) > max_call_tokens)
+    fail(" exceeds 2^36, the most tokens of a call");
   require_at_least("propose_blocks: key_dim", needs.key_dim, 1);
   require_at_least("propose_blocks: value_dim", needs.value_dim, 1);
   const Choice exact = nearest(grid, needs, false);
@@ -115,10 +116,10 @@ inline Grid blocks_of(const Grid& grid, const BlockNeeds& needs) {
 /// \throws ShapeError if an extent or dimension is below 1
 ///
 /// \code
-/// const auto blocks = mhla::propose_blocks(2048, {.key_dim = 128, .value_dim = 256, .causal =
-/// true}); const mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal> of_text{.blocks =
-/// blocks}; const mhla::Attention<mhla::Relu, mhla::Blocks2D> of_patches{.blocks =
-/// mhla::propose_blocks(16, 16)};
+/// const mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal> of_text{
+///     .blocks = mhla::propose_blocks(2048, {.key_dim = 128, .value_dim = 256, .causal = true})};
+/// const mhla::Attention<mhla::Relu, mhla::Blocks2D> of_patches{
+///     .blocks = mhla::propose_blocks(16, 16)};
 /// \endcode
 inline Blocks1D propose_blocks(Index tokens, const BlockNeeds& needs = {}) {
   return {proposal::blocks_of({{1, 1, tokens}, {1, 1, tokens}}, needs).block[2]};

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>

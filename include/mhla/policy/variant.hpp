@@ -11,8 +11,6 @@
 #include <mhla/policy/feature_map.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/normalizer.hpp>
-#include <mhla/policy/path.hpp>
-#include <mhla/policy/precision.hpp>
 #include <mhla/policy/rotation.hpp>
 #include <type_traits>
 
@@ -21,30 +19,54 @@ MHLA_NAMESPACE_BEGIN
 /// \cond INTERNAL
 // forward_expression(...) of the Eigen layer, found by argument-dependent lookup, or an error that
 // names the missing header.
-template <class Variant, class Query, class Key, class Value, class Mix>
-auto expression_of_forward(const Variant& variant, const Query& q, const Key& k, const Value& v,
-                           const Mix& mix) {
-  constexpr bool eigen_layer = requires { forward_expression(variant, q, k, v, mix); };
+template <class Variant, class... Operand>
+auto expression_of_forward(const Variant& variant, const Operand&... operand) {
+  constexpr bool eigen_layer = requires { forward_expression(variant, operand...); };
   static_assert(eigen_layer,
                 "mhla: attention(q, k, v, mix) takes Eigen tensors and needs "
                 "#include <mhla/attention.hpp>; without Eigen call mhla::forward_into");
-  if constexpr (eigen_layer) return forward_expression(variant, q, k, v, mix);
+  if constexpr (eigen_layer) return forward_expression(variant, operand...);
 }
 
 // The expression of attention.backward(q, k, v, mix, dy).
-template <class Variant, class Query, class Key, class Value, class Mix, class GradOutput>
-auto expression_of_backward(const Variant& variant, const Query& q, const Key& k, const Value& v,
-                            const Mix& mix, const GradOutput& dy) {
-  constexpr bool eigen_layer = requires { backward_expression(variant, q, k, v, mix, dy); };
+template <class Variant, class... Operand>
+auto expression_of_backward(const Variant& variant, const Operand&... operand) {
+  constexpr bool eigen_layer = requires { backward_expression(variant, operand...); };
   static_assert(eigen_layer,
                 "mhla: attention.backward(q, k, v, mix, dy) takes Eigen tensors and needs "
                 "#include <mhla/attention.hpp>; without Eigen call mhla::backward_into");
-  if constexpr (eigen_layer) return backward_expression(variant, q, k, v, mix, dy);
+  if constexpr (eigen_layer) return backward_expression(variant, operand...);
 }
 /// \endcond
 
 /// \addtogroup variant
 /// \{
+
+/// How the CPU computes a call. Both paths compute the same function with different rounding
+/// errors. `automatic` decides by the variant and the shape alone, never by the number of threads.
+enum class Path {
+  automatic,  ///< the path with the lower estimated cost
+  /// By summaries of blocks: time grows with the tokens, and with the square of the blocks.
+  linear,
+  /// By scores of all pairs of tokens, each times the mixing weight of its blocks: time grows with
+  /// the square of the tokens and hardly depends on the blocks. Requires DenseMixing and a
+  /// normalizer other than MixedProduct. Stages, SequenceParallel and decoders ignore it and are
+  /// linear. Precision::fast computes as `exact`, and a ForwardState stays empty.
+  quadratic,
+};
+
+/// The factors of matrix products on the CPU, whose sums are in the accumulator type either way.
+enum class Precision {
+  exact,  ///< in the accumulator type
+  /// Rounded to bfloat16 for bfloat16 tensors, on machines that multiply bfloat16 at a higher rate
+  /// (VDPBF16PS of AMD's Zen 4 and later, AMX, Arm's BFMMLA), where gradients stay accurate. As
+  /// `exact` on other machines, for other tensors (instructions for half sum in half, or are no
+  /// faster than float), with fewer than 32 features or values, and by Path::quadratic. A
+  /// structured mixing, Stages and SequenceParallel mix in the accumulator type; the last two have
+  /// exact gradients. RMS errors are at most 3e-3 for y (5e-3 with a rotation or features of either
+  /// sign) and 5e-3 for gradients, unless few terms make up a result.
+  fast,
+};
 
 /// One variant of attention. For a query t of block i, with R the rotation and s the scale
 /// (arXiv 2601.07832, eq. 3 to 5):

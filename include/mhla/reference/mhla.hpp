@@ -4,7 +4,6 @@
 // allocating, and sharing no code with the backends it judges.
 #pragma once
 
-#include <cstddef>
 #include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
@@ -14,17 +13,15 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/causality.hpp>
 #include <mhla/policy/checks.hpp>
-#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
+#include <mhla/reference/linear_attention.hpp>
 #include <mhla/reference/mixing.hpp>
 #include <mhla/reference/token_features.hpp>
 #include <mhla/reference/token_matrix.hpp>
 #include <type_traits>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -51,62 +48,32 @@ namespace reference {
 /// \{
 
 /// \cond INTERNAL
-// Everything the weights of one (batch, head) depend on, at the level of tokens.
+// A head whose weights, and products in the denominator, have factors m.
 template <AttentionVariant V, class A>
-class MhlaHead {
- public:
-  using Causality = typename V::CausalityType;
-  using Normalizer = typename V::NormalizerType;
-  static constexpr bool normalized = !std::is_same_v<Normalizer, Unnormalized>;
+struct MhlaHead : LinearHead<V, A> {
+  using LinearHead<V, A>::key_block;
+  using LinearHead<V, A>::query_block;
+  using LinearHead<V, A>::sees;
 
-  MhlaHead(const V& attention, const Problem& problem, const TokenMasks& masks, Index batch,
-           const Matrix<A>& q, const Matrix<A>& k, const TensorView<const A, 2>& mix)
-      : query(token_features(attention, problem.query_grid, q)),
-        key(token_features(attention, problem.key_grid, k)),
-        attention_(attention),
-        problem_(problem),
-        masks_(masks),
-        batch_(batch),
-        mix_(mixing_matrix(attention, problem, mix)),
-        tokens_of_block_(static_cast<std::size_t>(problem.query_blocks)) {
-    for (Index j = 0; j < problem.shape.key_tokens; ++j)
-      key_block_.push_back(problem.key_grid.block_of(j));
-    for (Index t = 0; t < problem.shape.query_tokens; ++t) {
-      query_block_.push_back(problem.query_grid.block_of(t));
-      auto& block = tokens_of_block_[static_cast<std::size_t>(query_block(t))];
-      offset_.push_back(static_cast<Index>(block.size()));
-      block.push_back(t);
-    }
-  }
+  Matrix<A> m;
 
-  TokenFeatures<A> query;
-  TokenFeatures<A> key;
-
-  A scale() const { return static_cast<A>(attention_.scale); }
-  Index query_block(Index t) const { return query_block_[static_cast<std::size_t>(t)]; }
-  Index key_block(Index j) const { return key_block_[static_cast<std::size_t>(j)]; }
-  A mix(Index t, Index j) const { return mix_(query_block(t), key_block(j)); }
-
-  /// Whether query t sees key j.
-  bool sees(Index t, Index j) const {
-    if (!masks_.takes_query(batch_, t) || !masks_.takes_key(batch_, j)) return false;
-    if constexpr (std::is_same_v<Causality, Causal>) return j <= t;
-    if constexpr (std::is_same_v<Causality, BlockCausal>) return key_block(j) <= query_block(t);
-    return true;
-  }
+  A mix(Index t, Index j) const { return m(query_block(t), key_block(j)); }
 
   /// s (R phi(q_t)) . (R phi(k_j)), which mix multiplies in the numerator.
-  A score(Index t, Index j) const {
-    return scale() * inner_product<A>(query.rotated.row_of(t), key.rotated.row_of(j));
-  }
+  A score(Index t, Index j) const { return LinearHead<V, A>::weight(t, j); }
 
   A weight(Index t, Index j) const { return mix(t, j) * score(t, j); }
 
-  /// The query whose product with key j is in the denominator of query t.
+  /// The query whose product with key j is in the denominator of query t; for MixedProduct, whose
+  /// blocks have one size, at t's offset in j's block.
   Index normalizing_query(Index t, Index j) const {
-    if constexpr (std::is_same_v<Normalizer, MixedProduct>) {
-      const auto& block = tokens_of_block_[static_cast<std::size_t>(key_block(j))];
-      return block[static_cast<std::size_t>(offset_[static_cast<std::size_t>(t)])];
+    if constexpr (std::is_same_v<typename V::NormalizerType, MixedProduct>) {
+      const Grid& grid = this->problem.key_grid;
+      Index u = 0;
+      for (int axis = 0; axis < 3; ++axis)
+        u = u * grid.extent[axis] + grid.block_begin(key_block(j), axis) +
+            grid.coordinate(t, axis) - grid.block_begin(query_block(t), axis);
+      return u;
     } else {
       return t;
     }
@@ -114,31 +81,20 @@ class MhlaHead {
 
   /// s phi(q_u) . phi(k_j), which mix multiplies in the denominator.
   A normalizing_score(Index t, Index j) const {
-    return scale() *
-           inner_product<A>(query.plain.row_of(normalizing_query(t, j)), key.plain.row_of(j));
+    return this->scale() * inner_product<A>(this->query.plain.row_of(normalizing_query(t, j)),
+                                            this->key.plain.row_of(j));
   }
 
   A denominator(Index t) const {
-    if constexpr (normalized) {
+    if constexpr (LinearHead<V, A>::normalized) {
       A den = A(0);
-      for (Index j = 0; j < problem_.shape.key_tokens; ++j)
+      for (Index j = 0; j < this->k.rows(); ++j)
         if (sees(t, j)) den += mix(t, j) * normalizing_score(t, j);
-      return den + static_cast<A>(attention_.normalizer.epsilon);
+      return den + static_cast<A>(this->attention.normalizer.epsilon);
     } else {
       return A(1);
     }
   }
-
- private:
-  const V& attention_;
-  const Problem& problem_;
-  const TokenMasks& masks_;
-  Index batch_;
-  Matrix<A> mix_;
-  std::vector<Index> query_block_;  // of each token
-  std::vector<Index> key_block_;
-  std::vector<std::vector<Index>> tokens_of_block_;  // in raster order
-  std::vector<Index> offset_;                        // of a token in its block
 };
 
 // The checked problem of a call; throws ShapeError if variant, operands and masks do not fit.
@@ -217,21 +173,12 @@ void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<
   const Problem problem = checked_mhla(attention, shape, masks);
   require_output_fit(y, "y", shape);
 
-  for (Index n = 0; n < shape.batch; ++n)
-    for (Index h = 0; h < shape.heads; ++h) {
-      const Index kv_head = h / shape.group_size();
-      const Matrix<A> values = head_of(v, n, kv_head);
-      const MhlaHead<V, A> head(attention, problem, masks, n, head_of(q, n, h),
-                                head_of(k, n, kv_head), matrix_view(mix, shape.mix_of(n, h)));
-      Matrix<A> num(shape.query_tokens, shape.value_dim);
-      for (Index t = 0; t < shape.query_tokens; ++t) {
-        for (Index j = 0; j < shape.key_tokens; ++j)
-          if (head.sees(t, j)) add_scaled<A>(head.weight(t, j), values.row_of(j), num.row_of(t));
-        const A den = head.denominator(t);
-        for (Index c = 0; c < shape.value_dim; ++c)
-          store(y(n, h, t, c), den == A(0) ? A(0) : num(t, c) / den);
-      }
-    }
+  for_each_head(shape, [&](Index n, Index h, Index kv_head) {
+    write_output(
+        MhlaHead<V, A>{{attention, problem, masks, n, head_of(q, n, h), head_of(k, n, kv_head)},
+                       mixing_matrix(attention, problem, matrix_view(mix, shape.mix_of(n, h)))},
+        head_of(v, n, kv_head), y, h);
+  });
 }
 
 /// Gradients of sum(dy o y) in q, k, v and mix, each of which may be skipped.
@@ -249,43 +196,26 @@ void mhla_backward(const V& attention, const Query& query, Operand<T, 4> k, Oper
   require_output_fit(dy, "dy", shape);
   checked_gradients(shape, gradients);
 
-  GradientSum<T, 4> grad_query(shape.batch, shape.heads, shape.query_tokens, shape.key_dim);
-  GradientSum<T, 4> grad_key(shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim);
-  GradientSum<T, 4> grad_value(shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim);
+  GradientSums<T> sums(shape);
   GradientSum<A, 3> grad_mix(shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks);
-
-  for (Index n = 0; n < shape.batch; ++n)
-    for (Index h = 0; h < shape.heads; ++h) {
-      const Index kv_head = h / shape.group_size();
-      const Index matrix = shape.mix_of(n, h);
-      const Matrix<A> queries = head_of<T>(q, n, h);
-      const Matrix<A> keys = head_of(k, n, kv_head);
-      const Matrix<A> values = head_of(v, n, kv_head);
-      const Matrix<A> grad_out = head_of(dy, n, h);
-      const MhlaHead<V, A> head(attention, problem, masks, n, queries, keys,
-                                matrix_view(mix, matrix));
-      MhlaGradients<A> sums{zero_features<A>(shape.query_tokens, problem.feature_dim),
-                            zero_features<A>(shape.key_tokens, problem.feature_dim),
-                            Matrix<A>(problem.query_blocks, problem.key_blocks)};
-      for (Index t = 0; t < shape.query_tokens; ++t)
-        add_token_gradient(head, t, values, grad_out.row_of(t), sums,
-                           [&](Index j) { return grad_value.row_of(n, kv_head, j); });
-
-      add_mixing_gradient(attention, problem, matrix_view(mix, matrix), sums.mix,
-                          matrix_view(grad_mix.view(), matrix));
-      for (Index t = 0; t < shape.query_tokens; ++t)
-        if (masks.takes_query(n, t))
-          add_input_gradient(attention, problem.query_grid, t, queries, sums.query,
-                             grad_query.row_of(n, h, t));
-      for (Index j = 0; j < shape.key_tokens; ++j)
-        if (masks.takes_key(n, j))
-          add_input_gradient(attention, problem.key_grid, j, keys, sums.key,
-                             grad_key.row_of(n, kv_head, j));
-    }
-
-  grad_query.write_to(gradients.query, update);
-  grad_key.write_to(gradients.key, update);
-  grad_value.write_to(gradients.value, update);
+  for_each_head(shape, [&](Index n, Index h, Index kv_head) {
+    const TensorView<const A, 2> mix_of_head = matrix_view(mix, shape.mix_of(n, h));
+    const Matrix<A> values = head_of(v, n, kv_head);
+    const Matrix<A> grad_out = head_of(dy, n, h);
+    const MhlaHead<V, A> head{
+        {attention, problem, masks, n, head_of<T>(q, n, h), head_of(k, n, kv_head)},
+        mixing_matrix(attention, problem, mix_of_head)};
+    MhlaGradients<A> grad{zero_features<A>(shape.query_tokens, problem.feature_dim),
+                          zero_features<A>(shape.key_tokens, problem.feature_dim),
+                          Matrix<A>(problem.query_blocks, problem.key_blocks)};
+    for (Index t = 0; t < shape.query_tokens; ++t)
+      add_token_gradient(head, t, values, grad_out.row_of(t), grad,
+                         [&](Index j) { return sums.value.row_of(n, kv_head, j); });
+    add_mixing_gradient(attention, problem, mix_of_head, grad.mix,
+                        matrix_view(grad_mix.view(), shape.mix_of(n, h)));
+    add_input_gradients(head, grad.query, grad.key, h, kv_head, sums);
+  });
+  sums.write_to(gradients, update);
   grad_mix.write_to(gradients.mix, update);
 }
 
@@ -303,14 +233,11 @@ void mhla_weights(const V& attention, const Query& query, Operand<T, 4> k,
   const Shape shape = shape_of(q, k, k, mix);
   const Problem problem = checked_mhla(attention, shape, masks);
   require_weights_fit(weights, shape, batch, head_index);
-  const MhlaHead<V, A> head(attention, problem, masks, batch, head_of<T>(q, batch, head_index),
-                            head_of(k, batch, head_index / shape.group_size()),
-                            matrix_view(mix, shape.mix_of(batch, head_index)));
-  for (Index t = 0; t < shape.query_tokens; ++t) {
-    const A den = form == Weights::normalized ? head.denominator(t) : A(1);
-    for (Index j = 0; j < shape.key_tokens; ++j)
-      weights(t, j) = den == A(0) || !head.sees(t, j) ? A(0) : head.weight(t, j) / den;
-  }
+  write_weights(MhlaHead<V, A>{{attention, problem, masks, batch, head_of<T>(q, batch, head_index),
+                                head_of(k, batch, head_index / shape.group_size())},
+                               mixing_matrix(attention, problem,
+                                             matrix_view(mix, shape.mix_of(batch, head_index)))},
+                form, weights);
 }
 
 /// \cond INTERNAL

@@ -6,12 +6,9 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
 #include <mhla/reference/token_matrix.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

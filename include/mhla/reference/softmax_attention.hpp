@@ -1,11 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Softmax attention in plain loops (arXiv 1706.03762, eq. 1):
-//
-//   p[t, j] = exp(s q_t . k_j) / sum over the keys j' that t sees of exp(s q_t . k_j')
-//   y_t = sum_j p[t, j] v_j
-//
-// A baseline for MHLA; slow and allocating. A query that sees no key has output 0 and contributes
-// to no gradient.
+// Softmax attention in plain loops (arXiv 1706.03762, eq. 1), a baseline for MHLA.
 #pragma once
 
 #include <cmath>
@@ -17,7 +11,7 @@
 #include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/causality.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/reference/token_matrix.hpp>
@@ -61,11 +55,18 @@ Shape checked_softmax(const SoftmaxAttention<C>& attention, const TensorView<con
   return shape;
 }
 
+template <class A, class C>
+A softmax_scale(const SoftmaxAttention<C>& attention, Index key_dim) {
+  if (attention.scale.has_value()) return static_cast<A>(*attention.scale);
+  return A(1) / std::sqrt(static_cast<A>(key_dim));
+}
+
 // The attention matrix p [query tokens, key tokens] of one head, 0 where a query does not see a
 // key.
 template <class C, class A>
 Matrix<A> softmax_matrix(const SoftmaxAttention<C>& attention, const TokenMasks& masks, Index batch,
-                         A scale, const Matrix<A>& q, const Matrix<A>& k) {
+                         const Matrix<A>& q, const Matrix<A>& k) {
+  const A scale = softmax_scale<A>(attention, q.columns());
   Matrix<A> p(q.rows(), k.rows());
   for (Index t = 0; t < q.rows(); ++t) {
     bool sees_any = false;
@@ -85,12 +86,6 @@ Matrix<A> softmax_matrix(const SoftmaxAttention<C>& attention, const TokenMasks&
   return p;
 }
 
-template <class A, class C>
-A softmax_scale(const SoftmaxAttention<C>& attention, Index key_dim) {
-  if (attention.scale.has_value()) return static_cast<A>(*attention.scale);
-  return A(1) / std::sqrt(static_cast<A>(key_dim));
-}
-
 /// \endcond
 
 /// y = softmax attention of q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key
@@ -104,22 +99,18 @@ void softmax_attention_forward(const SoftmaxAttention<C>& attention, Operand<T, 
   using A = Accumulator<T>;
   const Shape shape = checked_softmax<C, T>(attention, q, k, v, masks);
   require_output_fit(y, "y", shape);
-  const A scale = softmax_scale<A>(attention, shape.key_dim);
 
-  for (Index n = 0; n < shape.batch; ++n)
-    for (Index h = 0; h < shape.heads; ++h) {
-      const Index kv_head = h / shape.group_size();
-      const Matrix<A> p =
-          softmax_matrix(attention, masks, n, scale, head_of(q, n, h), head_of(k, n, kv_head));
-      const Matrix<A> values = head_of(v, n, kv_head);
-      Matrix<A> out(shape.query_tokens, shape.value_dim);
-      for (Index t = 0; t < shape.query_tokens; ++t) {
-        for (Index j = 0; j < shape.key_tokens; ++j)
-          if (attention.sees(masks, n, t, j))
-            add_scaled<A>(p(t, j), values.row_of(j), out.row_of(t));
-        for (Index c = 0; c < shape.value_dim; ++c) store(y(n, h, t, c), out(t, c));
-      }
+  for_each_head(shape, [&](Index n, Index h, Index kv_head) {
+    const Matrix<A> p =
+        softmax_matrix(attention, masks, n, head_of(q, n, h), head_of(k, n, kv_head));
+    const Matrix<A> values = head_of(v, n, kv_head);
+    Matrix<A> out(shape.query_tokens, shape.value_dim);
+    for (Index t = 0; t < shape.query_tokens; ++t) {
+      for (Index j = 0; j < shape.key_tokens; ++j)
+        if (attention.sees(masks, n, t, j)) add_scaled<A>(p(t, j), values.row_of(j), out.row_of(t));
+      for (Index c = 0; c < shape.value_dim; ++c) store(y(n, h, t, c), out(t, c));
     }
+  });
 }
 
 /// Gradients of sum(dy o y) in q, k and v, each of which may be skipped; that of mix must be:
@@ -138,37 +129,30 @@ void softmax_attention_backward(const SoftmaxAttention<C>& attention, const Quer
   checked_gradients(shape, gradients);
   const A scale = softmax_scale<A>(attention, shape.key_dim);
 
-  GradientSum<T, 4> grad_query(shape.batch, shape.heads, shape.query_tokens, shape.key_dim);
-  GradientSum<T, 4> grad_key(shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim);
-  GradientSum<T, 4> grad_value(shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim);
-  for (Index n = 0; n < shape.batch; ++n)
-    for (Index h = 0; h < shape.heads; ++h) {
-      const Index kv_head = h / shape.group_size();
-      const Matrix<A> queries = head_of<T>(q, n, h);
-      const Matrix<A> keys = head_of(k, n, kv_head);
-      const Matrix<A> values = head_of(v, n, kv_head);
-      const Matrix<A> grad_out = head_of(dy, n, h);
-      const Matrix<A> p = softmax_matrix(attention, masks, n, scale, queries, keys);
-      for (Index t = 0; t < shape.query_tokens; ++t) {
-        const auto dp = [&](Index j) {
-          return inner_product<A>(grad_out.row_of(t), values.row_of(j));
-        };
-        A inner = A(0);
-        for (Index j = 0; j < shape.key_tokens; ++j)
-          if (attention.sees(masks, n, t, j)) inner += p(t, j) * dp(j);
-        for (Index j = 0; j < shape.key_tokens; ++j) {
-          if (!attention.sees(masks, n, t, j)) continue;
-          const A ds = scale * p(t, j) * (dp(j) - inner);
-          add_scaled<A>(ds, keys.row_of(j), grad_query.row_of(n, h, t));
-          add_scaled<A>(ds, queries.row_of(t), grad_key.row_of(n, kv_head, j));
-          add_scaled<A>(p(t, j), grad_out.row_of(t), grad_value.row_of(n, kv_head, j));
-        }
+  GradientSums<T> sums(shape);
+  for_each_head(shape, [&](Index n, Index h, Index kv_head) {
+    const Matrix<A> queries = head_of<T>(q, n, h);
+    const Matrix<A> keys = head_of(k, n, kv_head);
+    const Matrix<A> values = head_of(v, n, kv_head);
+    const Matrix<A> grad_out = head_of(dy, n, h);
+    const Matrix<A> p = softmax_matrix(attention, masks, n, queries, keys);
+    for (Index t = 0; t < shape.query_tokens; ++t) {
+      const auto dp = [&](Index j) {
+        return inner_product<A>(grad_out.row_of(t), values.row_of(j));
+      };
+      A inner = A(0);
+      for (Index j = 0; j < shape.key_tokens; ++j)
+        if (attention.sees(masks, n, t, j)) inner += p(t, j) * dp(j);
+      for (Index j = 0; j < shape.key_tokens; ++j) {
+        if (!attention.sees(masks, n, t, j)) continue;
+        const A ds = scale * p(t, j) * (dp(j) - inner);
+        add_scaled<A>(ds, keys.row_of(j), sums.query.row_of(n, h, t));
+        add_scaled<A>(ds, queries.row_of(t), sums.key.row_of(n, kv_head, j));
+        add_scaled<A>(p(t, j), grad_out.row_of(t), sums.value.row_of(n, kv_head, j));
       }
     }
-
-  grad_query.write_to(gradients.query, update);
-  grad_key.write_to(gradients.key, update);
-  grad_value.write_to(gradients.value, update);
+  });
+  sums.write_to(gradients, update);
 }
 
 /// The attention matrix of one batch item and head: weights [query tokens, key tokens], whose rows
@@ -184,9 +168,8 @@ void softmax_attention_weights(const SoftmaxAttention<C>& attention, const Query
   using A = Accumulator<T>;
   const Shape shape = checked_softmax<C, T>(attention, q, k, k, masks);
   require_weights_fit(weights, shape, batch, head);
-  const Matrix<A> p =
-      softmax_matrix(attention, masks, batch, softmax_scale<A>(attention, shape.key_dim),
-                     head_of<T>(q, batch, head), head_of(k, batch, head / shape.group_size()));
+  const Matrix<A> p = softmax_matrix(attention, masks, batch, head_of<T>(q, batch, head),
+                                     head_of(k, batch, head / shape.group_size()));
   for (Index t = 0; t < shape.query_tokens; ++t)
     for (Index j = 0; j < shape.key_tokens; ++j) weights(t, j) = p(t, j);
 }

@@ -12,7 +12,6 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -113,40 +112,51 @@ class GradientSum {
   GradientSum(const GradientSum&) = delete;
   GradientSum& operator=(const GradientSum&) = delete;
 
-  template <class... Indices>
-  A& operator()(Indices... index) {
-    return sum_(index...);
-  }
   const TensorView<A, Rank>& view() const { return sum_; }
   Span<A> row_of(Index batch, Index head, Index token) requires(Rank == 4) {
     return {sum_.data + batch * sum_.stride[0] + head * sum_.stride[1] + token * sum_.stride[2],
             sum_.extent[3]};
   }
 
-  // Writes the sum to the leading corner of a wanted destination, with zeros outside it, or adds it
-  // there.
+  // Replaces what a wanted destination of the same extents holds, or adds to it.
   void write_to(const GradientView<T, Rank>& destination, Update update) const {
     if (!destination.wanted) return;
-    const TensorView<T, Rank>& view = destination.view;
-    if (update == Update::overwrite) set_zero(view.data, view, 0);
-    add_sum(view.data, sum_.data, view, 0);
+    for (Index i = 0; i < sum_.size(); ++i) {
+      T& to = destination.view.element(i);
+      store(to, (update == Update::overwrite ? A(0) : load(to)) + sum_.element(i));
+    }
   }
 
  private:
-  void set_zero(T* to, const TensorView<T, Rank>& view, int axis) const {
-    if (axis == Rank) return store(*to, A(0));
-    for (Index i = 0; i < view.extent[axis]; ++i)
-      set_zero(to + i * view.stride[axis], view, axis + 1);
-  }
-  void add_sum(T* to, const A* sum, const TensorView<T, Rank>& view, int axis) const {
-    if (axis == Rank) return store(*to, load(*to) + *sum);
-    for (Index i = 0; i < sum_.extent[axis]; ++i)
-      add_sum(to + i * view.stride[axis], sum + i * sum_.stride[axis], view, axis + 1);
-  }
-
   std::vector<A> data_;
   TensorView<A, Rank> sum_;
 };
+
+// Of q, k and v.
+template <class T>
+struct GradientSums {
+  explicit GradientSums(const Shape& s)
+      : query(s.batch, s.heads, s.query_tokens, s.key_dim),
+        key(s.batch, s.kv_heads, s.key_tokens, s.key_dim),
+        value(s.batch, s.kv_heads, s.key_tokens, s.value_dim) {}
+
+  GradientSum<T, 4> query;
+  GradientSum<T, 4> key;
+  GradientSum<T, 4> value;
+
+  void write_to(const GradientViews<T>& gradients, Update update) const {
+    query.write_to(gradients.query, update);
+    key.write_to(gradients.key, update);
+    value.write_to(gradients.value, update);
+  }
+};
+
+// Calls f(batch item, head, its kv head).
+template <class F>
+void for_each_head(const Shape& shape, const F& f) {
+  for (Index n = 0; n < shape.batch; ++n)
+    for (Index h = 0; h < shape.heads; ++h) f(n, h, h / shape.group_size());
+}
 
 /// \endcond
 

@@ -14,7 +14,6 @@
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/precision.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
 #include <mhla/stages/blocks.hpp>
@@ -308,13 +307,13 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
   void for_each_sequence(const BlockRange& blocks, const BlockRange& held,
                          const Visit& visit) const {
     if (!recurs && blocks.count == 0) return;
-    using Sequence = typename Blocks::Sequence;
+    using Alone = typename Blocks::Sequence;
     const auto list = this->queries_listed();
     const Index before = list.first_token(blocks.first) - list.first_token(held.first);
     list.for_each_part(blocks, [&](SequencePart of) {
       of.tokens.first += before;
-      visit(of, BasicStages<Sequence, T, Backend>(stages::problem_of<recurs>(of, problem_),
-                                                  static_cast<const Sequence&>(attention_)));
+      visit(of, BasicStages<Alone, T, Backend>(stages::problem_of<recurs>(of, problem_),
+                                               static_cast<const Alone&>(attention_)));
     });
   }
 };

@@ -11,7 +11,6 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/token_masks.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/block_list.hpp>
@@ -120,12 +119,10 @@ class StageBlocks : RequireStages<V> {
   // After the blocks before it.
   bool has_states_before(Index block) const { return recurs && block_in_sequence(block) > 0; }
 
-  MHLA_ANY_CALL(StageBlocks, {
-    static_assert(no_such_call<Given...>,
-                  "mhla: make stages by Stages<Attention, T>(attention, shape), or CudaStages: "
-                  "shape is an mhla::Shape, as of mhla::shape_of(q, k, v, mix), of the whole "
-                  "sequence");
-  })
+  MHLA_NO_SUCH_CALL(StageBlocks,
+                    "mhla: make stages by Stages<Attention, T>(attention, shape), or CudaStages: "
+                    "shape is an mhla::Shape, as of mhla::shape_of(q, k, v, mix), of the whole "
+                    "sequence")
   /// \endcond
 
   /// All query blocks: of packed sequences those of all, end to end, of which an empty one has

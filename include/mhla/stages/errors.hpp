@@ -31,51 +31,34 @@ struct RequireStages {
 
 // Overloads that say why a call of a stage does not compile.
 struct StageErrors {
-  MHLA_ANY_CALL(static void summarize, {
-    static_assert(
-        no_such_call<Given...>,
-        "mhla: call summarize(executor, keys, k, v, summaries, workspace): " MHLA_STAGE_ARGUMENTS);
-  })
-  MHLA_ANY_CALL(static void read_out, {
-    static_assert(no_such_call<Given...>,
-                  "mhla: call read_out(executor, queries, {q, k, v, mix}, sums, y, "
-                  "workspace): " MHLA_STAGE_ARGUMENTS);
-  })
-  MHLA_ANY_CALL(static void read_out_gradient, {
-    static_assert(
-        no_such_call<Given...>,
-        "mhla: call read_out_gradient(executor, queries, {q, k, v, mix}, sums, dy, "
-        "{dq, dk, dv, dmix}, update, {mixtures, denominators}, workspace): " MHLA_STAGE_ARGUMENTS);
-  })
-  MHLA_ANY_CALL(static void mix_gradient, {
-    static_assert(no_such_call<Given...>,
-                  "mhla: call mix_gradient(executor, queries, keys, mix, mixtures, "
-                  "summary_gradients, workspace): " MHLA_STAGE_ARGUMENTS);
-  })
-  MHLA_ANY_CALL(static void advance, {
-    static_assert(no_such_call<Given...>,
-                  "mhla: call advance(executor, blocks, mix, sums, after, workspace), with "
-                  "RecurrentMixing: " MHLA_STAGE_ARGUMENTS);
-  })
-  MHLA_ANY_CALL(static void advance_gradient, {
-    static_assert(no_such_call<Given...>,
-                  "mhla: call advance_gradient(executor, blocks, mix, sums, mixtures, {after, "
-                  "before}, summary_gradients, dmix, update, workspace), with "
-                  "RecurrentMixing: " MHLA_STAGE_ARGUMENTS);
-  })
-  MHLA_ANY_CALL(static void summarize_gradient, {
-    static_assert(no_such_call<Given...>,
-                  "mhla: call summarize_gradient(executor, keys, {q, k, v, mix}, "
-                  "summary_gradients, dy, denominators, {dq, dk, dv, dmix}, update, "
-                  "workspace): " MHLA_STAGE_ARGUMENTS);
-  })
-  MHLA_ANY_CALL(static Index workspace_size, {
-    static_assert(no_such_call<Given...>,
-                  "mhla: call workspace_size(stage, executor, blocks), and for mix_gradient "
-                  "(stage, executor, queries, keys), with an mhla::Stage, an executor, or for "
-                  "CudaStages an mhla::CudaDevice, and mhla::BlockRange");
-    return 0;
-  })
+  MHLA_NO_SUCH_CALL(
+      static void summarize,
+      "mhla: call summarize(executor, keys, k, v, summaries, workspace): " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(static void read_out,
+                    "mhla: call read_out(executor, queries, {q, k, v, mix}, sums, y, "
+                    "workspace): " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(
+      static void read_out_gradient,
+      "mhla: call read_out_gradient(executor, queries, {q, k, v, mix}, sums, dy, "
+      "{dq, dk, dv, dmix}, update, {mixtures, denominators}, workspace): " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(static void mix_gradient,
+                    "mhla: call mix_gradient(executor, queries, keys, mix, mixtures, "
+                    "summary_gradients, workspace): " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(static void advance,
+                    "mhla: call advance(executor, blocks, mix, sums, after, workspace), with "
+                    "RecurrentMixing: " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(static void advance_gradient,
+                    "mhla: call advance_gradient(executor, blocks, mix, sums, mixtures, {after, "
+                    "before}, summary_gradients, dmix, update, workspace), with "
+                    "RecurrentMixing: " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(static void summarize_gradient,
+                    "mhla: call summarize_gradient(executor, keys, {q, k, v, mix}, "
+                    "summary_gradients, dy, denominators, {dq, dk, dv, dmix}, update, "
+                    "workspace): " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(static Index workspace_size,
+                    "mhla: call workspace_size(stage, executor, blocks), and for mix_gradient "
+                    "(stage, executor, queries, keys), with an mhla::Stage, an executor, or for "
+                    "CudaStages an mhla::CudaDevice, and mhla::BlockRange")
 };
 
 #undef MHLA_STAGE_ARGUMENTS

@@ -8,7 +8,7 @@
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/packed_blocks.hpp>
+#include <mhla/policy/block_list.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/stages/blocks.hpp>
 #include <mhla/stages/calls.hpp>

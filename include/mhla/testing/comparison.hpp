@@ -13,7 +13,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/core/square_scale.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/testing/elements.hpp>
 #include <ostream>
@@ -164,18 +163,12 @@ bool bitwise_equal(const TensorView<T, Rank>& a,
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(Comparison<1> compare, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call compare(actual, expected, scale) with two views of one rank: of a "
-                "HostTensor write x.view()");
-  return {};
-})
-MHLA_ANY_CALL(bool bitwise_equal, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call bitwise_equal(a, b) with two views of one rank and scalar: of a "
-                "HostTensor write x.view()");
-  return {};
-})
+MHLA_NO_SUCH_CALL(Comparison<1> compare,
+                  "mhla: call compare(actual, expected, scale) with two views of one rank: of a "
+                  "HostTensor write x.view()")
+MHLA_NO_SUCH_CALL(bool bitwise_equal,
+                  "mhla: call bitwise_equal(a, b) with two views of one rank and scalar: of a "
+                  "HostTensor write x.view()")
 /// \endcond
 
 /// \}

@@ -16,17 +16,6 @@ namespace testing {
 /// \addtogroup testing
 /// \{
 
-/// \cond INTERNAL
-// Throws ShapeError unless both views have the same extents.
-template <class T, class U, int Rank>
-void require_same_extents(const TensorView<T, Rank>& a, const TensorView<U, Rank>& b) {
-  for (int axis = 0; axis < Rank; ++axis)
-    require_extent("second view", std::to_string(axis).c_str(), b.extent[axis], a.extent[axis],
-                   "both views need the same extents");
-}
-
-/// \endcond
-
 /// Calls f(element of the first view, element of the second, ...) in row-major order of the index.
 /// \throws ShapeError, before the first call, where extents differ or are negative.
 template <class F, int Rank, class First, class... Others>
@@ -34,7 +23,10 @@ void for_each_element(F f, const TensorView<First, Rank>& first,
                       const TensorView<Others, Rank>&... others) {
   for (int axis = 0; axis < Rank; ++axis)
     require_tensor("first view", {{std::to_string(axis).c_str(), first.extent[axis]}});
-  (require_same_extents(first, others), ...);
+  for (int axis = 0; axis < Rank; ++axis)
+    (require_extent("second view", std::to_string(axis).c_str(), others.extent[axis],
+                    first.extent[axis], "both views need the same extents"),
+     ...);
   Index at[TensorView<First, Rank>::axes] = {};
   const auto offset = [&](const auto& view) {
     Index sum = 0;
@@ -48,11 +40,9 @@ void for_each_element(F f, const TensorView<First, Rank>& first,
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(void for_each_element, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call for_each_element(f, view, views...) with views of one rank: of a "
-                "HostTensor write x.view()");
-})
+MHLA_NO_SUCH_CALL(void for_each_element,
+                  "mhla: call for_each_element(f, view, views...) with views of one rank: of a "
+                  "HostTensor write x.view()")
 /// \endcond
 
 /// \}

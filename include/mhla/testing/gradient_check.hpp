@@ -1,11 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Checks that a gradient is the derivative of its function. Compared along random directions with
-// the fourth-order central difference
-//
-//   dL/dh = (8 (L(+h) - L(-h)) - (L(+2h) - L(-2h))) / (12 h) + O(h^4),
-//
-// at three steps, of which the best counts: a correct gradient passes at one of them, where both
-// truncation and rounding are small; a wrong one passes at none.
+// Checks that a gradient is the derivative of its function.
 #pragma once
 
 #include <cmath>
@@ -128,11 +122,13 @@ class DisplacedOperand {
 ///
 ///     dL/dh = (8 (L(+h) - L(-h)) - (L(+2h) - L(-2h))) / (12 h) + O(h^4)
 ///
-/// at three steps, of which the best counts. Returns the worst direction. In double the error of an
-/// attention's exact gradient is below 1e-11 where its feature map is smooth (Exp, Softmax); where
-/// features cross the kink of Relu, SquaredRelu or EluPlusOne it may be 1e-4: check with a smooth
-/// map, or keep away from the kink (AwayFromKink). Operands are displaced during the check and have
-/// their old bits afterwards, even if `loss` throws. \throws ShapeError if directions < 1.
+/// at three steps, of which the best counts: a correct gradient passes at one of them, where both
+/// truncation and rounding are small; a wrong one passes at none. Returns the worst direction. In
+/// double the error of an attention's exact gradient is below 1e-11 where its feature map is smooth
+/// (Exp, Softmax); where features cross the kink of Relu, SquaredRelu or EluPlusOne it may be 1e-4:
+/// check with a smooth map, or keep away from the kink (AwayFromKink). Operands are displaced
+/// during the check and have their old bits afterwards, even if `loss` throws. \throws ShapeError
+/// if directions < 1.
 template <class Loss, class... T, int... Rank>
 GradientCheck check_gradient(const Loss& loss, std::uint64_t seed, int directions,
                              const Differentiated<T, Rank>&... operands) {
@@ -180,19 +176,13 @@ GradientCheck check_gradient(const Loss& loss, std::uint64_t seed, int direction
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(AnyArgument differentiate, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call differentiate(operand, gradient) with two views of one rank and "
-                "scalar, or two HostTensors, the operand not const");
-  return {};
-})
-MHLA_ANY_CALL(GradientCheck check_gradient, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call check_gradient(loss, seed, directions, operands...): loss takes no "
-                "argument and returns a floating-point number, and operands are made by "
-                "differentiate(operand, gradient)");
-  return {};
-})
+MHLA_NO_SUCH_CALL(AnyArgument differentiate,
+                  "mhla: call differentiate(operand, gradient) with two views of one rank and "
+                  "scalar, or two HostTensors, the operand not const")
+MHLA_NO_SUCH_CALL(GradientCheck check_gradient,
+                  "mhla: call check_gradient(loss, seed, directions, operands...): loss takes no "
+                  "argument and returns a floating-point number, and operands are made by "
+                  "differentiate(operand, gradient)")
 /// \endcond
 
 /// \}

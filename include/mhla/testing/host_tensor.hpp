@@ -2,7 +2,6 @@
 // A small owning tensor, for tests and examples without Eigen.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
@@ -66,10 +65,6 @@ class Elements : public std::vector<T, AlignedAllocator<T>> {
   /// Whether size and elements are equal.
   friend bool operator==(const Elements& a, const Elements& b) {
     return static_cast<const Base&>(a) == static_cast<const Base&>(b);
-  }
-  /// Whether size and elements are equal.
-  friend bool operator==(const Elements& a, const std::vector<T>& b) {
-    return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
   }
 };
 

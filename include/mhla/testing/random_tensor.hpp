@@ -122,11 +122,9 @@ HostTensor<T, int(sizeof...(Extents))> random_tensor(const Distribution& distrib
 }
 
 /// \cond INTERNAL
-MHLA_ANY_CALL(void fill_random, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call fill_random(distribution, seed, view) with a view to write to, of "
-                "float, double, BFloat16 or Half: of a HostTensor write x.view()");
-})
+MHLA_NO_SUCH_CALL(void fill_random,
+                  "mhla: call fill_random(distribution, seed, view) with a view to write to, of "
+                  "float, double, BFloat16 or Half: of a HostTensor write x.view()")
 /// \endcond
 
 /// \}

@@ -88,7 +88,7 @@ Index new_dimension(const Case& c, Map map) {
 }
 
 /// Whether features of phi may be 0, or as small as an epsilon.
-bool has_zeros(Map map) { return map == Map::relu || map == Map::squared_relu || map == Map::dpfp; }
+bool has_zeros(Map map) { return variants::is_rectified(map) || map == Map::dpfp; }
 
 /// Draws once; the sizes may not fit together.
 Case draw_sizes(const Policies& policies, const Wishes& wishes, Regime regime, Draw& draw) {

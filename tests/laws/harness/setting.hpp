@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <mhla/core/index.hpp>
 #include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/path.hpp>
+#include <mhla/policy/variant.hpp>
 #include <mhla/testing/host_tensor.hpp>
 
 #include "tests/variants/library.hpp"

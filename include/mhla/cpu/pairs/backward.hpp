@@ -99,14 +99,14 @@ MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>&
     std::fill_n(grad.data, rows * MixedSummaries::stride(grad.shape), Pair{0});
   if (e.matrices == 0) return grad;
   const auto terms_of = [&](Index index) {
-    const Index matrix = index / plan.mixing_parts;
+    const RoundedRows& mixing = plan.rounded.keys;
+    const Index matrix = index / plan.rounded.parts;
     const Index of_unit = unit_matrix(plan, unit, matrix);
     return MixingTerms{
-        plan.transposed_mixing_of(index % plan.mixing_parts, of_unit, unit.queries.blocks)
-            .row_range(first, rows),
-        mixed_gradients(plan, unit, matrix), plan.transposed_scales_of(of_unit, first)};
+        mixing.of(index % plan.rounded.parts, of_unit, first, rows, unit.queries.blocks),
+        mixed_gradients(plan, unit, matrix), mixing.scales_of(of_unit, first)};
   };
-  mix(grad, e.matrices * plan.mixing_parts, terms_of,
+  mix(grad, e.matrices * plan.rounded.parts, terms_of,
       MixedBlocks{!is_causal<L>, {first + lag_of(sight_of<L>), true}}, scratch.mixed_sums);
   return grad;
 }
@@ -226,12 +226,9 @@ struct Backward : Forward<L> {
       add_center_gradient(*centers, static_cast<float>(operands.variant.normalizer.epsilon), u,
                           denominators, c);
   }
-  /// dz~_i (+)= Q^T c, and p_i.
-  void add_key_sum_gradient(const Tile& at, const Panel<float>& features,
-                            const Panel<const float>& u, Span<const float> c, Into into) const {
-    if (request.mixed_summaries())
-      read_out_key_sum_gradient<float>(
-          features, c, cpu::mixed_gradients(plan(), unit, at.matrix).key_sum(at.block), into);
+  /// p_i
+  void add_mean_gradient(const Tile& at, const Panel<float>& features, const Panel<const float>& u,
+                         Into into) const {
     if (centers == nullptr || !request.mixing()) return;
     const Span<float> weights{at.scratch.inverses.data, u.rows};
     row_products<float>(weights, features, Span<const float>(centers->feature));
@@ -337,7 +334,7 @@ struct Backward : Forward<L> {
       return multiply_scores(pairs.scores, keys,
                              transposed(pair_features(queries, rows), pairs.columns));
     };
-    if (request.gradients.key.wanted || request.mixing())
+    if (request.own_keys())
       add_triangle(own.rotated, scores_with(k.values, u, pairs.value_rows), q_tokens, future);
     if (request.gradients.value.wanted)
       add_triangle(own.values, scores_with(k.keys, rotated, pairs.feature_rows), u_tokens, future);

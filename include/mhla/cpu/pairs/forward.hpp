@@ -126,11 +126,11 @@ MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, In
   const MixedSummaries mixed{scratch.mixed.data, rows, plan.summary_shape()};
   const Index of_unit = unit_matrix(plan, unit, matrix);
   const auto terms_of = [&](Index part) {
-    return MixingTerms{plan.paired_mixing_of(part, of_unit, unit.queries.blocks, unit.keys.blocks)
-                           .row_range(first, rows),
-                       summaries_of(plan, unit), plan.scales_of(of_unit, first)};
+    const RoundedRows& mixing = plan.rounded.queries;
+    return MixingTerms{mixing.of(part, of_unit, first, rows, unit.keys.blocks),
+                       summaries_of(plan, unit), mixing.scales_of(of_unit, first)};
   };
-  mix(mixed, plan.mixing_parts, terms_of,
+  mix(mixed, plan.rounded.parts, terms_of,
       MixedBlocks{!is_causal<L>, {first + 1 - lag_of(sight_of<L>)}}, scratch.mixed_sums);
   return mixed;
 }

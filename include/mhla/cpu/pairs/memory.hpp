@@ -6,9 +6,9 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cpu/extents.hpp>
 #include <mhla/cpu/kernels.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
+#include <mhla/cpu/partition.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/policy/path.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -67,11 +67,11 @@ MHLA_ONCE_A_CALL PathCosts path_costs(const Problem& problem, bool backward, boo
 }
 
 /// Whether a call of a checked problem takes it.
-template <class V, class InPairs>
+template <class V>
 MHLA_ONCE_A_CALL bool takes_quadratic_path([[maybe_unused]] const V& attention,
                                            [[maybe_unused]] const Problem& problem,
                                            [[maybe_unused]] bool backward,
-                                           [[maybe_unused]] InPairs in_pairs) {
+                                           [[maybe_unused]] bool in_pairs) {
   if constexpr (!has_quadratic_path<V>) {
     return false;
   } else {

@@ -11,7 +11,6 @@
 #include <mhla/cpu/quadratic/scores.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/tiles.hpp>
-#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -97,7 +96,7 @@ MHLA_ONCE_A_CALL void read_out_unit(const QuadraticUnit<L, T>& of, const TensorV
     const FeaturePanels<A> q = pack_query_tile(of.operands, of.unit, g, tile, scratch);
     const Panel<A> out = panel(scratch.values.data, tile.tokens, plan.extents.value_dim);
     const Span<A> denominators{scratch.denominators.data, normalizes<L> ? tile.tokens : 0};
-    read_out_scores<A>(of.weights(g), {tile.offset, tile.offset + tile.tokens},
+    read_out_scores<A>(of.weights(g), tile,
                        {of.ranges, memory.rotated.transposed, memory.unrotated.transposed, values},
                        q.features, q.rotated, scratch.quadratic, out, denominators);
     if constexpr (normalizes<L>)

@@ -9,7 +9,7 @@
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/strips.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
-#include <mhla/cuda/rotation_table.hpp>
+#include <mhla/cuda/tables.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

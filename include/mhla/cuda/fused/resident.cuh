@@ -16,7 +16,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/tile.cuh>
@@ -28,6 +27,7 @@
 #include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
+#include <mhla/cuda/tables.hpp>
 #include <mhla/policy/causality.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -6,11 +6,11 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/row_units.cuh>
 #include <mhla/cuda/chip/tile.cuh>
 #include <type_traits>
+#include <mhla/cuda/tables.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

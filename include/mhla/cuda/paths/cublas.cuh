@@ -31,6 +31,7 @@
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/token_block.cuh>
 #include <mhla/policy/causality.hpp>
+#include <optional>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -66,8 +67,11 @@ struct Mixing {
     A* const data = of.at(first_unit, queries.first_block, matrix);
     return {data, units, queries.blocks, of.size, of.of_block, unit_step * of.of_unit};
   }
-  /// Which entries a causal query sees in full.
-  LowerTriangle triangle() const { return {e.first_row, e.first_column + lag_of(sight_of<V>)}; }
+  /// Which entries a causal query sees in full; any other sees all.
+  std::optional<LowerTriangle> triangle() const {
+    if (!is_causal<V>) return {};
+    return LowerTriangle{e.first_row, e.first_column + lag_of(sight_of<V>)};
+  }
   /// A number of every query of query head g, one block per row.
   template <class A>
   Panels<A> queries_of(Span<A> rows, Index g) const {
@@ -176,7 +180,6 @@ struct CublasPass {
     return panels(of_blocks.data, e.mixed_summaries(), e.feature_dim, e.value_dim);
   }
   FactoredMixing<V, A> factored_mixing() const { return {device, of.variant, plan}; }
-  RowBuffers<A> row_buffers() const { return {plan.row_input, plan.grad_row}; }
   OwnWeights<A> own_weights() const {
     const bool shared = e.mix_heads == 1;
     if constexpr (is_structured<V>) {
@@ -219,8 +222,9 @@ struct CublasPass {
 
   /// K, K^r and V of every key block.
   void pack_keys() const {
-    pack_features<rotates<V>>(device, of.variant.feature_map, A(1), e.keys, plan.rotation, of.k,
-                              e.feature_dim, plan.keys.data, plan.rotated_keys.data, row_buffers());
+    pack_features<rotates<V>>(device, of.variant.feature_map, A(1), of.k,
+                              FeatureRows<A>{e.keys, e.feature_dim, plan.rotation, plan.keys.data,
+                                             plan.rotated_keys.data, plan.row_input.data});
     gather(device, e.keys, of.v, plan.values.data);
   }
 
@@ -241,12 +245,8 @@ struct CublasPass {
     }
     for_each_mixing([&](const Mixing<V>& m) {
       const auto mix_rows = [&](const BlockRows<A>& rows, const BlockRows<A>& to) {
-        if (is_causal<V>) {
-          multiply_lower(device, m.query_blocks(to), m.matrix_of(plan.mixing), m.key_blocks(rows),
-                         m.triangle());
-        } else {
-          multiply(device, m.query_blocks(to), m.matrix_of(plan.mixing), m.key_blocks(rows));
-        }
+        multiply_lower(device, m.query_blocks(to), m.matrix_of(plan.mixing), m.key_blocks(rows),
+                       m.triangle(), Into::overwrite);
       };
       mix_rows(from.summaries, mixtures().summaries);
       if constexpr (mixes_key_sums<V>) mix_rows(from.key_sums, mixtures().key_sums);
@@ -255,9 +255,10 @@ struct CublasPass {
 
   /// Q and Q^r of every query.
   void pack_queries() const {
-    pack_features<rotates<V>>(device, of.variant.feature_map, of.scale(), e.queries, plan.rotation,
-                              of.q, e.feature_dim, plan.queries.data, plan.rotated_queries.data,
-                              row_buffers());
+    pack_features<rotates<V>>(
+        device, of.variant.feature_map, of.scale(), of.q,
+        FeatureRows<A>{e.queries, e.feature_dim, plan.rotation, plan.queries.data,
+                       plan.rotated_queries.data, plan.row_input.data});
   }
 
   /// p_t of every causal query.
@@ -306,13 +307,12 @@ struct CublasPass {
              queries(plan.rotated_queries, e.feature_dim), mixed_summaries(plan.mixed_summaries));
     if constexpr (is_causal_within_block<V>) own_blocks().read_out(plan.outputs.data);
     scatter<T, A>(device, e.queries, plan.outputs.data, y, Update::overwrite,
-                  normalizes<V> ? plan.denominators.data : nullptr);
+                  plan.denominators.data);
   }
 
   /// U = dy / den of every query.
   void divide(const TensorView<const T, 4>& dy) const {
-    gather(device, e.queries, dy, plan.outputs.data,
-           normalizes<V> ? plan.denominators.data : nullptr);
+    gather(device, e.queries, dy, plan.outputs.data, plan.denominators.data);
   }
 
   /// dS~_i = Q^r^T U, dQ^r = U S~^T and c; under Causal the own block's part of dK^r, dV and dm_ii.
@@ -349,29 +349,30 @@ struct CublasPass {
 
   /// dQ, before it is rotated back and the denominators add to it.
   FeatureGradientRows<A> queries_gradient() const {
-    FeatureGradientRows<A> rows{
-        e.queries, plan.grad_queries.data, e.feature_dim, plan.rotation, {}};
+    WeightedRow<A> added;
     if constexpr (mixes_key_sums<V>)
-      rows.added = {Divisor(e.readers()), plan.grad_denominators.data, plan.mixed_key_sums.data};
+      added = {Divisor(e.readers()), plan.grad_denominators.data, plan.mixed_key_sums.data};
     if constexpr (mixes_products<V>)
-      rows.added = {Divisor(e.queries.of_block()), plan.grad_products.data, plan.key_sums.data};
-    return rows;
+      added = {Divisor(e.queries.of_block()), plan.grad_products.data, plan.key_sums.data};
+    return gradient_rows(e.queries, plan.grad_queries, added);
   }
   /// dK likewise.
   FeatureGradientRows<A> keys_gradient() const {
-    const A* const sums = normalizes<V> ? plan.grad_key_sums.data : nullptr;
-    return {e.keys,
-            plan.grad_keys.data,
-            e.feature_dim,
-            plan.rotation,
-            {Divisor(e.keys.of_block()), nullptr, sums}};
+    return gradient_rows(e.keys, plan.grad_keys,
+                         {Divisor(e.keys.of_block()), nullptr, plan.grad_key_sums.data});
+  }
+  FeatureGradientRows<A> gradient_rows(const PanelRows& rows, Span<A> gradient,
+                                       const WeightedRow<A>& added) const {
+    return {rows,          gradient.data,       e.feature_dim,
+            plan.rotation, plan.row_input.data, plan.grad_row.data,
+            added};
   }
   /// The rest of a gradient's way to q or k.
   void unpack_gradient(FeatureGradientRows<A> rows, A scale, const TensorView<const T, 4>& x,
                        const TensorView<T, 4>& gradient, Update update) const {
     if constexpr (adds_own_key_sums) rows.added = {};  // finished
-    unpack_feature_gradient<rotates<V> && !adds_own_key_sums>(
-        device, of.variant.feature_map, scale, rows, x, gradient, update, row_buffers());
+    unpack_feature_gradient<rotates<V> && !adds_own_key_sums>(device, of.variant.feature_map, scale,
+                                                              rows, x, gradient, update);
   }
 
   /// dz~_i or, under MixedProduct, dz_b; and dQ, where own blocks add to it.
@@ -420,13 +421,8 @@ struct CublasPass {
     for_each_mixing([&](const Mixing<V>& m) {
       const auto mix_rows = [&](const BlockRows<A>& rows, const BlockRows<A>& grad) {
         const Into into = m.matrix == 0 ? Into::overwrite : Into::add;
-        if (is_causal<V>) {
-          multiply_lower_transposed(device, m.key_blocks(grad), m.matrix_of(plan.mixing),
-                                    m.query_blocks(rows), m.triangle(), into);
-        } else {
-          multiply_left_transposed(device, m.key_blocks(grad), m.matrix_of(plan.mixing),
-                                   m.query_blocks(rows), into);
-        }
+        multiply_lower_transposed(device, m.key_blocks(grad), m.matrix_of(plan.mixing),
+                                  m.query_blocks(rows), m.triangle(), into);
       };
       mix_rows(from.summaries, to.summaries);
       if constexpr (mixes_key_sums<V>) mix_rows(from.key_sums, to.key_sums);
@@ -460,7 +456,7 @@ struct CublasPass {
 
 template <class Dims, class V, class T>
 void CublasPath::forward(const ForwardCall<V, T>& call) {
-  const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
+  const auto largest = plan_of_parts<Plan<V, T>>(call);
   const BorrowedCublas cublas(call.device, largest.cublas);
   for_each_part(call, largest, [&](const auto& part, const auto& cut) {
     CublasPass<V, T>{part}.forward(cut(call.y));
@@ -469,7 +465,7 @@ void CublasPath::forward(const ForwardCall<V, T>& call) {
 
 template <class Dims, class V, class T>
 void CublasPath::backward(const BackwardCall<V, T>& call) {
-  const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
+  const auto largest = plan_of_parts<Plan<V, T>>(call);
   const BorrowedCublas cublas(call.device, largest.cublas);
   run_backward_in_parts(
       call, largest, [&](const auto& part, const auto& dy, const auto& gradients) {

@@ -29,8 +29,8 @@ struct CublasCost {
   CallSize<V> size;
 
   // Rows of panels, of queries and of keys.
-  double query_rows = size.query_entries;
-  double key_rows = size.key_entries;
+  double query_rows = size.heads * size.query_blocks * size.query_block_tokens;
+  double key_rows = size.units * size.key_blocks * size.key_block_tokens;
   // FLOPs of the products: with summaries of all keys and of all queries, and of mixing.
   double of_keys = 2 * key_rows * size.summary;
   double of_queries = 2 * query_rows * size.summary;
@@ -142,27 +142,24 @@ struct CublasPath {
   static constexpr bool has_backward = true;
   static constexpr bool keeps_state = true;
   static constexpr bool is_fused = false;
+  template <class V, class T>
+  using Plan = cuda::Plan<V, Accumulator<T>>;
 
   template <class V, class T>
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
-    using A = Accumulator<T>;
     const CublasCost<V, T> cost{{call.attention, call.problem}};
     PathCost path;
-    path.flops_per_second = std::is_same_v<A, double>              ? gpu.double_flops
+    path.flops_per_second = std::is_same_v<Accumulator<T>, double> ? gpu.double_flops
                             : call.products == FloatProducts::tf32 ? gpu.tf32_flops
                                                                    : gpu.float_flops;
     path.add(cost.size.tables());
     cost.add_stages(path, call.direction);
     // Parts of the batch repeat the launches.
     const Index at_once =
-        items_at_once<Plan<V, A>>(call.attention, call.problem, call.is_backward());
+        items_at_once<Plan<V, T>>(call.attention, call.problem, call.is_backward());
     const Index parts = at_once == 0 ? 0 : ceil_div(call.problem.shape.batch, at_once);
     for (int i = 1; i < path.count; ++i) path.kernel[i].launches *= static_cast<double>(parts);
     return path;
-  }
-  template <class V, class T>
-  static CallMemory workspace(const Call<V, T>& call) {
-    return memory_in_parts<Plan<V, Accumulator<T>>>(call);
   }
   /// y of every query; `Dims` is void, as kernels know no head dimensions.
   template <class Dims, class V, class T>

@@ -41,7 +41,7 @@ struct Operands {
   TensorView<const T, 4> k;
   TensorView<const T, 4> v;
   TensorView<const A, 3> mix;
-  Index first = 0;  // item
+  Index first;  // item
   const Extents<V>& e = plan.extents;
 
   A scale() const { return static_cast<A>(variant.scale); }
@@ -82,18 +82,6 @@ struct Operands {
     cuda::fill_tables(device, variant, e.queries.table, e.keys.table, plan.rotation, dense);
   }
 };
-
-/// Of a call that takes the whole batch at once: its plan and its operands.
-template <class PlanType, class PassCall>
-PlanType plan_of_batch(const PassCall& call) {
-  return PlanType(Arena(call.workspace), call.attention, call.problem, call.problem.shape.batch,
-                  call.is_backward);
-}
-template <template <class, class> class PassCall, class V, class T, class PlanType>
-Operands<V, T, PlanType> whole_batch(const PassCall<V, T>& call, const PlanType& plan) {
-  const OperandViews<T>& of = call.operands;
-  return {call.device, call.attention, plan, of.q, of.k, of.v, of.mix};
-}
 
 /// The plan of the largest part of a call's batch, in the call's workspace.
 template <class PlanType, class PassCall>
@@ -143,17 +131,6 @@ void for_each_part(const PassCall<V, T>& call, const PlanType& largest, const F&
     if (first == 0 || call.problem.shape.mix_per_item()) part.fill_tables();
     f(part, cut);
   }
-}
-
-/// The gradients of a part of the batch, which begins with item `first`.
-template <class V, class T, class Cut>
-GradientViews<T> part_of(const BackwardCall<V, T>& call, Index first, const Cut& cut) {
-  GradientViews<T> gradients = call.gradients;
-  gradients.query.view = cut(gradients.query.view);
-  gradients.key.view = cut(gradients.key.view);
-  gradients.value.view = cut(gradients.value.view);
-  gradients.mix.view = part_of_mix(call, gradients.mix.view, first, gradients.query.view.extent[0]);
-  return gradients;
 }
 
 /// Sums the queries' parts of dm_ii, of all blocks of a unit with this row of mix: one per
@@ -333,15 +310,18 @@ void run_backward_in_parts(const BackwardCall<V, T>& call, const PlanType& large
         FactoredMixing<V, Accumulator<T>>{call.device, call.attention, plan}.parameter_gradient(
             mix, to.view, call.update);
     } else {
-      const auto* const own = is_causal_within_block<V> ? plan.grad_own_mixing.data : nullptr;
       const Index count = plan.extents.units() * plan.extents.matrices;
-      write_mixing_gradient(call, plan.extents, plan.grad_mixing, plan.splits * count, own, count,
-                            sight_of<V>, to);
+      write_mixing_gradient(call, plan.extents, plan.grad_mixing, plan.splits * count,
+                            plan.grad_own_mixing.data, count, sight_of<V>, to);
     }
   };
   clear_parts();
   for_each_part(call, largest, [&](const auto& part, const auto& cut) {
-    const GradientViews<T> gradients = part_of(call, part.first, cut);
+    GradientViews<T> gradients = call.gradients;
+    gradients.query.view = cut(gradients.query.view);
+    gradients.key.view = cut(gradients.key.view);
+    gradients.value.view = cut(gradients.value.view);
+    gradients.mix.view = part_of_mix(call, gradients.mix.view, part.first, part.e.queries.batch);
     if (per_item && part.first > 0) clear_parts();
     backward_part(part, cut(call.dy), gradients);
     if (per_item) write(part.plan, part.mix, gradients.mix);

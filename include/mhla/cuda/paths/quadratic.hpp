@@ -68,10 +68,14 @@ struct PairsCost {
     cost.instructions = 8 * pairs * pair_instructions(rows, columns, inner);
     return cost;
   }
-  void add_forward(PathCost& path) const {
-    path.add(pass("y", tiles().own, tiles().others, 1, d + e));
-  }
-  void add_backward(PathCost& path) const {
+  PathCost path(const NominalGpu& gpu) const {
+    PathCost path;
+    path.flops_per_second = gpu.sixteen_bit_flops;
+    path.add(size.tables());
+    if (!call.is_backward()) {
+      path.add(pass("y", tiles().own, tiles().others, 1, d + e));
+      return path;
+    }
     const double numbers = normalizes<V> ? 8 * size.queries : 0;  // of queries, for the others
     // dy v^T, its product with k, and q k^T for dm; before that, with a normalizer, both once more.
     const int passes = normalizes<V> ? 2 : 1;
@@ -89,6 +93,7 @@ struct PairsCost {
     key.instructions *= 1.2;  // features of the queries, for every tile of keys
     key.tensor_bytes += element * size.keys * (size.key_dim + size.value_dim) + numbers;
     path.add(key);
+    return path;
   }
 };
 
@@ -99,24 +104,12 @@ struct QuadraticPath {
   static constexpr bool has_backward = true;
   static constexpr bool keeps_state = false;
   static constexpr bool is_fused = true;
+  template <class V, class T>
+  using Plan = fused::PairPlan<V>;
 
   template <class V, class T>
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
-    const PairsCost<V, T> cost{call};
-    PathCost path;
-    path.flops_per_second = gpu.sixteen_bit_flops;
-    path.add(cost.size.tables());
-    if (call.is_backward()) {
-      cost.add_backward(path);
-    } else {
-      cost.add_forward(path);
-    }
-    return path;
-  }
-  /// What is kept per query is small: the whole batch at once.
-  template <class V, class T>
-  static CallMemory workspace(const Call<V, T>& call) {
-    return memory_of_items<fused::PairPlan<V>>(call, call.problem.shape.batch);
+    return PairsCost<V, T>{call}.path(gpu);
   }
   template <class Dims, class V, class T>
   static void forward(const ForwardCall<V, T>& call);

@@ -24,7 +24,8 @@ namespace fused {
 
 /// Launches the kernel for slices of `Slice` value columns.
 template <int Slice, class Dims, class V, class T>
-void attend_resident_slices(const Operands<V, T, ResidentPlan<V>>& of, const TensorView<T, 4>& y) {
+void attend_resident_slices(const Operands<V, T, ResidentPath::Plan<V, T>>& of,
+                            const TensorView<T, 4>& y) {
   using Traits =
       KernelTraits<T, typename V::FeatureMapType, rotates<V>, Dims::key_dim, Dims::value_dim>;
   const Extents<V>& e = of.e;
@@ -53,18 +54,18 @@ bool visit_resident_slice(Index slice, const F& f) {
 
 template <class Dims, class V, class T>
 void ResidentPath::forward(const ForwardCall<V, T>& call) {
-  const auto plan = plan_of_batch<ResidentPlan<V>>(call);
-  const auto operands = whole_batch(call, plan);
+  bool compiled = false;
   if constexpr (!is_causal_within_block<V> &&
                 fused::has_resident_kernels(Dims::key_dim, Dims::value_dim)) {
     const Index columns = slice<V>(call.problem, shared_bytes_of_device(NominalGpu().shared_bytes));
-    if (fused::visit_resident_slice<Dims::value_dim>(columns, [&](auto compiled) {
-          operands.fill_tables();
-          fused::attend_resident_slices<decltype(compiled)::value, Dims>(operands, call.y);
-        }))
-      return;
+    compiled = fused::visit_resident_slice<Dims::value_dim>(columns, [&](auto slice) {
+      for_each_part(call, plan_of_parts<Plan<V, T>>(call), [&](const auto& of, const auto&) {
+        fused::attend_resident_slices<decltype(slice)::value, Dims>(of, call.y);
+      });
+    });
   }
-  throw CudaError("mhla: the block summaries of a call do not fit into the chip's shared memory");
+  if (!compiled)
+    throw CudaError("mhla: the block summaries of a call do not fit into the chip's shared memory");
 }
 
 }  // namespace cuda

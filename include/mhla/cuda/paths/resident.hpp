@@ -18,10 +18,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Such a call's workspace: tables alone.
-template <class V>
-using ResidentPlan = TablePlan<V, float, true>;
-
 /// One fused kernel, for few blocks; forward only.
 struct ResidentPath {
   static constexpr CudaPath id = CudaPath::resident;
@@ -29,6 +25,8 @@ struct ResidentPath {
   static constexpr bool has_backward = false;
   static constexpr bool keeps_state = false;
   static constexpr bool is_fused = true;
+  template <class V, class T>
+  using Plan = TablePlan<V, float, true>;
 
   template <class V>
   static Index slice(const Problem& problem, Index shared_bytes) {
@@ -75,17 +73,13 @@ struct ResidentPath {
     cost.flops += size.matrices * keys.flops;
     cost.instructions += keys.instructions;
     cost.summary_bytes = 0;
-    double mixing = 0;
-    cost.launches = 0;
-    for_each_sequence_side(
-        call.attention, size.e, [&](const Sequence& of_queries, const Sequence& of_keys) {
-          if (of_queries.blocks == 0) return;
-          ++cost.launches;
-          const auto shape = fused::mixing_shape(size.e, of_queries, of_keys);
-          mixing += 2 * fused::MixingWork(shape, false).multiply_adds(fused::forward_parts);
-        });
-    cost.flops += mixing;
-    cost.instructions += mixing_instructions(mixing);
+    const KernelCost mixing = of.mixing("", [](const fused::MixingShape& shape) {
+      return typename TokenCost<V>::MixingLoad{
+          fused::MixingWork(shape, false).multiply_adds(fused::forward_parts)};
+    });
+    cost.flops += mixing.flops;
+    cost.instructions += mixing.instructions;
+    cost.launches = mixing.launches;
     // An SM that has two thread blocks, or a larger one, takes as long for each, but stands still
     // less.
     const double blocks = size.units * size.matrices * slices;
@@ -97,10 +91,6 @@ struct ResidentPath {
     path.add(size.tables());
     path.add(cost);
     return path;
-  }
-  template <class V, class T>
-  static CallMemory workspace(const Call<V, T>& call) {
-    return memory_of_items<ResidentPlan<V>>(call, call.problem.shape.batch);
   }
   template <class Dims, class V, class T>
   static void forward(const ForwardCall<V, T>& call);

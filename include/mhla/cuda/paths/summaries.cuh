@@ -156,9 +156,8 @@ struct SummaryPass {
                        of.own_keys(plan.weight_scale())});
   }
 
-  /// What queries keep for the other gradients; weights are 1 without a normalizer.
+  /// What queries keep for the other gradients; weights, null without a normalizer, are 1 then.
   QueryNumbers query_numbers() const {
-    if constexpr (!normalizes<V>) return {nullptr, nullptr, plan.own_products.data};
     return {plan.weights.data, plan.sum_weights.data, plan.own_products.data};
   }
 
@@ -244,7 +243,7 @@ struct SummaryPass {
 
 template <class Dims, class V, class T>
 void SummariesPath::forward(const ForwardCall<V, T>& call) {
-  const auto largest = plan_of_parts<fused::SummaryPlan<V, T>>(call);
+  const auto largest = plan_of_parts<Plan<V, T>>(call);
   for_each_part(call, largest, [&](const auto& part, const auto& cut) {
     fused::SummaryPass<Dims, V, T>{part}.forward(cut(call.y));
   });
@@ -252,7 +251,7 @@ void SummariesPath::forward(const ForwardCall<V, T>& call) {
 
 template <class Dims, class V, class T>
 void SummariesPath::backward(const BackwardCall<V, T>& call) {
-  const auto largest = plan_of_parts<fused::SummaryPlan<V, T>>(call);
+  const auto largest = plan_of_parts<Plan<V, T>>(call);
   run_backward_in_parts(call, largest,
                         [&](const auto& part, const auto& dy, const auto& gradients) {
                           fused::SummaryPass<Dims, V, T>{part}.backward(dy, gradients, call.update);

@@ -12,12 +12,12 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/roofline.hpp>
+#include <mhla/cuda/tables.hpp>
 #include <mhla/policy/problem.hpp>
 #include <type_traits>
 
@@ -102,7 +102,9 @@ struct SummaryPlan : TablePlan<V, float, true> {
   // The diagonal's, if it is separate.
   Span<float> grad_own_mixing = take_back(grad_parts, extents.mix_rows, is_causal_within_block<V>);
 
-  /// A backward pass has so many kernels that launching more of them takes what the cache saves.
+  /// Summaries of a whole batch may be large. A backward pass has so many kernels that launching
+  /// more of them takes what the cache saves.
+  static constexpr bool in_parts = true;
   static constexpr bool gains_by_cache(bool of_backward) { return !of_backward; }
   /// [parts, count, feature_dim, value_dim]
   Summaries<T> take_summaries(Index count, float scale_of) {
@@ -110,8 +112,7 @@ struct SummaryPlan : TablePlan<V, float, true> {
     return {this->arena.template take<T>(checked_mul(parts, size)).data, size, scale_of};
   }
 
-  /// Places the summaries of items [first, ...) in a state, if it has memory: the planes of the
-  /// whole batch, as in the backward pass, followed by the key sums.
+  /// In a state: the planes of the whole batch, as in the backward pass, followed by the key sums.
   void keep_summaries(Index batch, Index first, Span<float> state) {
     if (state.data == nullptr) return;
     static_assert(2 * sizeof(T) == sizeof(float), "planes take at most the memory of floats");
@@ -139,7 +140,6 @@ template <class V>
 struct TokenCost {
   /// Tokens of all heads of queries, or of all units of keys.
   struct Side {
-    double heads;
     double tokens;
     double blocks;        // of all heads
     double block_tokens;  // of the longest
@@ -153,12 +153,11 @@ struct TokenCost {
   static constexpr double warps = 8;
 
   Side queries() const {
-    return {size.heads, size.queries, size.heads * size.query_blocks, size.query_block_tokens,
+    return {size.queries, size.heads * size.query_blocks, size.query_block_tokens,
             size.mixed_summaries};
   }
   Side keys() const {
-    return {size.units, size.keys, size.units * size.key_blocks, size.key_block_tokens,
-            size.key_summaries};
+    return {size.keys, size.units * size.key_blocks, size.key_block_tokens, size.key_summaries};
   }
   Index rows() const { return tile_rows(static_cast<Index>(size.key_dim)); }
   double tiles(const Side& x) const { return x.blocks * tiles_of(x.block_tokens, rows()); }
@@ -211,8 +210,8 @@ struct TokenCost {
   /// What a kernel does of a sequence.
   struct MixingLoad {
     double multiply_adds;
-    double tiles;      // of mixed summaries
-    double summaries;  // read and written, of a unit and matrix
+    double tiles = 0;      // of mixed summaries
+    double summaries = 0;  // read and written, of a unit and matrix
   };
   /// Kernels that mix summaries, or multiply them: one launch per sequence and part.
   template <class Work>
@@ -231,15 +230,18 @@ struct TokenCost {
         });
     cost.cached_bytes = 4 * size.units * size.matrices * size.block_pairs();
     cost.instructions += mixing_instructions(cost.flops);
-    if (normalizes<V>) cost.launches *= 2;  // key sums have a kernel of their own
     return cost;
   }
+  /// Key sums have kernels of their own.
+  static constexpr int kernels_of_mixing = normalizes<V> ? 2 : 1;
   KernelCost mix(const char* name, bool adjoint) const {
-    return mixing(name, [&](const fused::MixingShape& shape) {
+    KernelCost cost = mixing(name, [&](const fused::MixingShape& shape) {
       const fused::MixingWork work(shape, adjoint);
       return MixingLoad{work.multiply_adds(planes), static_cast<double>(work.items),
                         static_cast<double>(shape.query_blocks + shape.key_blocks)};
     });
+    cost.launches *= kernels_of_mixing;
+    return cost;
   }
   KernelCost mixing_gradient() const {
     KernelCost cost = mixing("dm", [&](const fused::MixingShape& shape) {
@@ -248,7 +250,7 @@ struct TokenCost {
                         static_cast<double>(shape.query_blocks * work.key_tiles +
                                             shape.key_blocks * work.query_tiles)};
     });
-    ++cost.launches;  // sums over splits and units
+    cost.launches = kernels_of_mixing * cost.launches + 1;  // sums over splits and units
     return cost;
   }
   KernelCost per_part(KernelCost cost) const {
@@ -309,19 +311,16 @@ struct SummariesPath {
   static constexpr bool has_backward = true;
   static constexpr bool keeps_state = true;
   static constexpr bool is_fused = true;
+  template <class V, class T>
+  using Plan = fused::SummaryPlan<V, T>;
 
   template <class V, class T>
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
     const Index at_once =
-        items_at_once<fused::SummaryPlan<V, T>>(call.attention, call.problem, call.is_backward());
+        items_at_once<Plan<V, T>>(call.attention, call.problem, call.is_backward());
     const int planes = call.is_backward() ? fused::backward_parts<V> : fused::forward_parts;
     const auto parts = static_cast<double>(ceil_div(call.problem.shape.batch, at_once));
     return TokenCost<V>{{call.attention, call.problem}, planes, parts}.path(call.direction, gpu);
-  }
-  /// In parts of the batch: summaries of all of it may be large.
-  template <class V, class T>
-  static CallMemory workspace(const Call<V, T>& call) {
-    return memory_in_parts<fused::SummaryPlan<V, T>>(call);
   }
   /// y of every query; masked ones are left to the caller.
   template <class Dims, class V, class T>

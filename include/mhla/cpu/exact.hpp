@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: MIT
+// The products of a pass (forward_unit.hpp, backward_unit.hpp) in the accumulator type.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/backward_unit.hpp>
+#include <mhla/cpu/block_mixing.hpp>
+#include <mhla/cpu/forward_unit.hpp>
+#include <mhla/cpu/partition.hpp>
+#include <mhla/cpu/plan.hpp>
+#include <mhla/cpu/readout.hpp>
+#include <mhla/cpu/tiles.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// S_b and z_b of every key block.
+template <class L, class T, class A>
+void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const ExecutorRef& loop) {
+  const Plan<L, A>& plan = operands.plan;
+  const BlockTable& table = plan.tables.keys;
+  const TokenRows<const T> keys = key_rows(unit, operands.k);
+  const TokenRows<const T> values = key_rows(unit, operands.v);
+  loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
+    const SlotScratch<A>& scratch = plan.scratch[slot];
+    const BlockSpan& block = table.blocks[unit.keys.first_block + b];
+    if (block.tiles == 0) set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
+    for (Index i = 0; i < block.tiles; ++i) {
+      const TokenTile& tile = table.tiles[block.first_tile + i];
+      const FeaturePanels<A> k = pack_tile(operands, A(1), table, tile, keys, scratch);
+      Prefetch next = prefetch_tile(table, unit.keys, block.first_tile + i + 1, {keys, values});
+      prefetch_summary(unit.summaries, b + 1, i, block.tiles, next);
+      summarize<A>(k.features, k.rotated, readable_rows<T, A>(table, tile, values, scratch.values),
+                   unit.orientation, unit.summaries.summary(b),
+                   {unit.summaries.key_sum(b), scratch.key_sum_rest},
+                   i == 0 ? Into::overwrite : Into::add, &next);
+    }
+  });
+}
+
+/// Adds the unit's part of dmix, [matrices, query blocks, key blocks].
+template <class L, class T, class A>
+void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& unit,
+                              const ExecutorRef& loop) {
+  const Plan<L, A>& plan = operands.plan;
+  const Extents& e = plan.extents;
+  const Index most = matrix_gradient_cols(unit.keys.blocks);
+  const MatrixRows rows{plan.problem.queries.first, unit.queries.blocks + unit.other_queries};
+  loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index slot) MHLA_ONCE_A_CALL {
+    const Index first = task * most;
+    const Index count = (std::min)(most, unit.keys.blocks - first);
+    const auto columns_of = [&](Index matrix) {
+      return Panel<A>{unit.memory.grad_mixing.row(matrix), unit.queries.blocks, unit.keys.blocks,
+                      e.key_blocks}
+          .col_range(first, count);
+    };
+    const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from, Index matrix) {
+      const Panel<A> blocks = from.row_range(first, count);
+      if constexpr (is_causal<L>) {
+        mix_past_matrix_gradient<A>(grad_mixed, rows, first, lag_of(sight_of<L>), blocks,
+                                    columns_of(matrix), plan.scratch[slot].triangle);
+      } else {
+        mix_matrix_gradient<A>(grad_mixed, blocks, columns_of(matrix), rows.all);
+      }
+    };
+    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+      const SummaryRows<A> grad = mixed_gradients(plan, unit, matrix);
+      add(grad.summaries, unit.summaries.summaries, matrix);
+      if constexpr (mixes_key_sums<L>) add(grad.key_sums, unit.summaries.key_sums, matrix);
+    }
+    if constexpr (mixes_products<L>) {
+      for (Index g = 0; g < e.group_size; ++g) {
+        multiply_right_transposed<A>(
+            columns_of(e.matrices == 1 ? 0 : g), head_offsets(e, unit.memory.grad_denominators, g),
+            head_offsets(e, unit.memory.products, g).row_range(first, count), Into::add);
+      }
+    }
+  });
+}
+
+namespace exact {
+
+template <class L, class T>
+struct Forward {
+  using Variant = L;
+  using Scalar = T;
+  using A = Accumulator<T>;
+  using Tile = QueryTile<A>;
+  /// S~ and z~ of a group of query blocks, or dS and dz of one of key blocks.
+  struct Mixtures {
+    SummaryRows<A> rows;
+  };
+
+  const Operands<L, T>& operands;
+  const Unit<A>& unit;
+
+  /// Groups of `rows` blocks that mix `terms` others, `adds` one matrix after another.
+  RowGroups groups(Index rows, Index terms, bool adds, const ExecutorRef& loop) const {
+    return shared_row_groups<L>(operands.plan.extents, rows, terms,
+                                adds ? Into::add : Into::overwrite, loop.num_slots());
+  }
+  Mixtures mix(Index matrix, const RowGroups& groups, Index group, const SlotScratch<A>& scratch,
+               bool summaries_wanted) const {
+    return {mix_group(operands.plan, unit, matrix, groups, group, scratch, summaries_wanted)};
+  }
+  /// S~ of a block.
+  static Panel<A> summary(const Mixtures& mixed, Index block, const SlotScratch<A>&) {
+    return mixed.rows.summary(block);
+  }
+  static void begin_block(Index, Index, bool, const SlotScratch<A>&) {}
+  static void end_block(Index, Index) {}
+
+  /// Packs a query tile's own keys and values, and advances z~_i to p of the tile's last token.
+  void pack_own_tile(Tile& at) const {
+    const BlockTable& table = operands.plan.tables.queries;
+    const TokenTile& tile = table.tiles[at.index];
+    at.own =
+        pack_own_keys(operands, unit, tile, own_weight(operands.plan, unit, at.matrix, at.block),
+                      at.mixed.key_sum(at.block), at.scratch);
+    at.own.values =
+        readable_panel<T>(table, tile, key_rows(unit, operands.v), at.scratch.own.values);
+  }
+  /// Adds the tile to P, which later tiles of its block read.
+  void absorb_own_tile(const Tile& at) const {
+    summarize<A>(at.own.features, at.own.rotated, at.own.values.placed(), unit.orientation,
+                 at.summary, {}, Into::add, nullptr);
+  }
+
+  /// y of a tile of query head g.
+  void read_out(const Tile& at, Index g, const TensorView<T, 4>& y) const {
+    const Plan<L, A>& plan = operands.plan;
+    const BlockTable& table = plan.tables.queries;
+    const TokenTile& tile = table.tiles[at.index];
+    const TokenRows<const T> queries = query_rows(plan, unit, g, operands.q);
+    const TokenRows<T> results = query_rows(plan, unit, g, y);
+    const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, at.scratch);
+    const Span<const A> denominators = tile_denominators(operands, unit, at, g, q.features);
+    Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, {queries, results});
+    if constexpr (is_causal_within_block<L>)
+      next =
+          prefetch_tile(table, unit.queries, at.index + 1,
+                        {queries, results, key_rows(unit, operands.k), key_rows(unit, operands.v)});
+    const BlockSpan& block = table.blocks[unit.queries.first_block + at.block];
+    prefetch_summary(at.mixed, at.block + 1, at.index - block.first_tile, block.tiles, next);
+
+    const Span<A> inverses{at.scratch.inverses.data, denominators.size};
+    const bool invertible = invert<A>(denominators, inverses);
+    if (!is_causal_within_block<L> && invertible && is_in_place_of_products<A>(results))
+      return multiply_into_rows<A>(in_place_of_products<A>(table, tile, results), q.rotated,
+                                   at.summary, inverses, &next);
+    const Panel<A> there =
+        denominators.size == 0 ? panel_in_place<A>(table, tile, results) : Panel<A>{};
+    const Panel<A> out =
+        there.rows > 0 ? there : panel(at.scratch.values.data, tile.tokens, plan.extents.value_dim);
+    // The own block's contribution is added before the rows are scaled.
+    const bool scaled = !is_causal_within_block<L> && invertible;
+    multiply_into_rows<A>(out.placed(), q.rotated, at.summary, scaled ? inverses : Span<A>{},
+                          &next);
+    if constexpr (is_causal_within_block<L>)
+      read_out_own_tile<A>(q.rotated, at.own.rotated, at.own.values, at.own.scores, out);
+    if (there.rows > 0) return;
+    if (!invertible) divide_rows<A>(out, denominators);
+    scatter<T, A>(table, tile, out, invertible && !scaled ? inverses : Span<A>{}, results,
+                  Update::overwrite);
+  }
+};
+
+template <class L, class T>
+struct Backward : Forward<L, T> {
+  using A = Accumulator<T>;
+  using typename Forward<L, T>::Mixtures;
+  using typename Forward<L, T>::Tile;
+  using OwnKeys = KeyTile<A>;
+  /// dS of a key block, transposed and not, and dz.
+  struct BlockGradient {
+    Panel<A> transposed;
+    Panel<A> not_transposed;
+    Span<A> key_sum;
+  };
+
+  const BackwardRequest<L, T>& request;
+  using Forward<L, T>::operands;
+  using Forward<L, T>::unit;
+
+  const Plan<L, A>& plan() const { return operands.plan; }
+
+  /// A block without tokens sends nothing back.
+  void begin_block(Index matrix, Index i, bool empty, const SlotScratch<A>&) const {
+    if (!empty) return;
+    const SummaryRows<A> grad = mixed_gradients(plan(), unit, matrix);
+    set_zero(grad.summary(i), grad.key_sum(i));
+  }
+  void prefetch(const Tile& at, Index part, Index parts, Prefetch& now, Prefetch& next) const {
+    prefetch_summary(at.mixed, at.block + 1, part, parts, next);
+    prefetch_summary(mixed_gradients(plan(), unit, at.matrix), at.block + 1, part, parts, now);
+  }
+  /// dS~_i^T (+)= U^T Q^r
+  void add_summary_gradient(const Tile& at, const Panel<A>& rotated, const Panel<const A>& u,
+                            bool first, bool, Prefetch* prefetch) const {
+    multiply_left_transposed<A>(mixed_gradients(plan(), unit, at.matrix).summary(at.block), u,
+                                rotated, first ? Into::overwrite : Into::add, prefetch);
+  }
+  /// dQ^r
+  Panel<A> query_gradient(const Tile& at, Index g, const Panel<const A>& u,
+                          Prefetch* prefetch) const {
+    Panel<A> grad = panel(at.scratch.grad_features.data, u.rows, plan().extents.feature_dim);
+    if constexpr (mixes_products<L>)
+      grad =
+          waiting_query_features(plan(), unit, g, at.block, plan().tables.queries.tiles[at.index]);
+    multiply_into_rows<A>(grad.placed(), u, at.summary, {}, prefetch);
+    if constexpr (is_causal_within_block<L>) {  // tril(U V^T) (m_ii K^r)
+      multiply_right_transposed<A>(at.own.scores, at.own.values, u);
+      multiply_lower<A>(grad, at.own.scores, at.own.rotated, Into::add);
+    }
+    return grad;
+  }
+  void denominator_gradient(const Tile&, const Panel<A>& rotated, const Panel<const A>&,
+                            Span<const A> denominators, const Panel<A>& grad_rotated,
+                            Span<A> c) const {
+    cpu::denominator_gradient<A>(rotated, grad_rotated, denominators, c);
+  }
+  static void add_mean_gradient(const Tile&, const Panel<A>&, const Panel<const A>&, Into) {}
+
+  void add_mixing_gradient(const ExecutorRef& loop) const {
+    mix_unit_matrix_gradient(operands, unit, loop);
+  }
+  /// dS and dz of a group of key blocks.
+  Mixtures mix_back(const RowGroups& groups, Index group, const SlotScratch<A>& scratch) const {
+    return {mix_group_gradient(operands, request, unit, groups, group, scratch)};
+  }
+  BlockGradient block_gradient(const Mixtures& mixed, Index b,
+                               const SlotScratch<A>& scratch) const {
+    const Extents& e = plan().extents;
+    BlockGradient grad{mixed.rows.summary(b),
+                       panel(scratch.transposed.data, e.feature_dim, e.value_dim),
+                       mixed.rows.key_sum(b)};
+    if constexpr (mixes_products<L>)
+      grad.key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
+    if (request.gradients.value.wanted) transpose<A>(grad.not_transposed, grad.transposed);
+    return grad;
+  }
+
+  KeyGradients<A> gradient_panels(const TilePanels<A>& in, Index tokens) const {
+    const Extents& e = plan().extents;
+    return {panel(in.grad_features.data, tokens, e.feature_dim),
+            panel(in.grad_unrotated.data, keeps_denominators<L> ? tokens : 0, e.feature_dim),
+            panel(in.grad_values.data, tokens, e.value_dim)};
+  }
+  /// Under Causal the tile's own queries meanwhile pass through the slot's panels.
+  OwnKeys pack_key_tile(OwnKeys k) const {
+    const Extents& e = plan().extents;
+    const SlotScratch<A>& scratch = k.scratch;
+    const BlockTable& table = plan().tables.keys;
+    const TilePanels<A>& usual = scratch;
+    const TilePanels<A>& panels = is_causal_within_block<L> ? scratch.own : usual;
+    k.features = feature_panels<L, A>(panels, k.tile.tokens, e.feature_dim);
+    k.keys = k.features.rotated;
+    k.values = readable_panel<T>(table, k.tile, key_rows(unit, operands.v), panels.values);
+    k.gradients = gradient_panels(scratch, k.tile.tokens);
+    pack_features(features_of(operands, A(1), table, k.tile), key_rows(unit, operands.k),
+                  k.features, scratch.row);
+    return k;
+  }
+  static void prefetch(const Mixtures& mixed, Index b, Index part, Index parts, Prefetch& next) {
+    prefetch_summary(mixed.rows, b + 1, part, parts, next);
+  }
+  void key_gradient(const OwnKeys& k, const BlockGradient& grad, Prefetch* prefetch) const {
+    multiply_into_rows<A>(k.gradients.rotated.placed(), k.values, grad.transposed, {}, prefetch);
+  }
+  static bool writes_in_place(const TokenRows<T>& results) {
+    return is_in_place_of_products<A>(results);
+  }
+  /// In the tensor itself if `in_place`.
+  void value_gradient(const OwnKeys& k, const BlockGradient& grad, const TokenRows<T>* in_place,
+                      Prefetch* prefetch) const {
+    const Rows<A> results = in_place != nullptr
+                                ? in_place_of_products<A>(plan().tables.keys, k.tile, *in_place)
+                                : k.gradients.values.placed();
+    multiply_into_rows<A>(results, k.keys, grad.not_transposed, {}, prefetch);
+  }
+
+  // Of the tile's own block, under Causal:
+  KeyGradients<A> own_gradients(const OwnKeys& k) const {
+    return gradient_panels(k.scratch.own, k.tile.tokens);
+  }
+  /// dP^T of one matrix: what later tiles have left.
+  Panel<A> grad_running(const OwnKeys& k, Index matrix) const {
+    const Extents& e = plan().extents;
+    return panel(k.scratch.own.grad_summaries.data + matrix * e.summary_size(), e.value_dim,
+                 e.feature_dim);
+  }
+  void take_later_gradients(const OwnKeys& k, Index matrix, const KeyGradients<A>& own) const {
+    const Panel<A> later = grad_running(k, matrix);
+    if (request.own_keys()) multiply_into_rows<A>(own.rotated.placed(), k.values, later);
+    if (request.gradients.value.wanted) multiply_right_transposed<A>(own.values, k.keys, later);
+  }
+  void add_own_queries(const OwnKeys& k, Index matrix, const Panel<A>& rotated,
+                       const Panel<const A>& u, const KeyGradients<A>& own, bool starts) const {
+    const Panel<A> scores = panel(k.scratch.own.scores.data, u.rows, u.rows);
+    if (request.own_keys()) {  // tril(U V^T)^T Q^r
+      multiply_right_transposed<A>(scores, u, k.values);
+      multiply_lower_transposed<A>(own.rotated, scores, rotated, Into::add);
+    }
+    if (request.gradients.value.wanted) {  // tril(Q^r K^r^T)^T U
+      multiply_right_transposed<A>(scores, rotated, k.keys);
+      multiply_lower_transposed<A>(own.values, scores, u, Into::add);
+    }
+    if (!k.first)  // an earlier tile needs it
+      multiply_left_transposed<A>(grad_running(k, matrix), u, rotated,
+                                  starts ? Into::overwrite : Into::add);
+  }
+};
+
+}  // namespace exact
+}  // namespace cpu
+
+MHLA_NAMESPACE_END
