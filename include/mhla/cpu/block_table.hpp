@@ -4,8 +4,8 @@
 //
 //   sequence -> blocks -> tiles (what a stage works on) -> runs of tokens
 //
-// On the quadratic path (quadratic/forward.hpp) a tile may cross blocks. Tiles have the tokens in the
-// order of their blocks:
+// On the quadratic path (quadratic/forward.hpp) a tile may cross blocks. Tiles have the tokens in
+// the order of their blocks:
 //
 //   sequence -> tiles -> runs of tokens       sequence -> blocks
 #pragma once
@@ -87,6 +87,9 @@ struct BlockTable {
   Span<Index> places;  // the tokens of all tiles
 
   const Index* places_of(const TokenTile& tile) const { return places.data + tile.first_place; }
+  Span<const TokenTile> tiles_of(const BlockSpan& block) const {
+    return {tiles.data + block.first_tile, block.tiles};
+  }
 };
 
 namespace block_table {

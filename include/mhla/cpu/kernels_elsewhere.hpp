@@ -42,11 +42,11 @@
   MHLA_SCORE_KERNELS_OF(prefix, T, Sight::all)         \
   MHLA_SCORE_KERNELS_OF(prefix, T, Sight::past_blocks) \
   MHLA_SCORE_KERNELS_OF(prefix, T, Sight::past_tokens)
-#define MHLA_SCORE_KERNELS_OF(prefix, T, S)                                         \
-  prefix template void quadratic::read_out_scores<T, S>(                            \
-      const quadratic::Weights<T, S>&, const quadratic::QueryRange&,                \
-      const quadratic::KeyPanels<T>&, const Panel<const T>&, const Panel<const T>&, \
-      const quadratic::Scratch<T>&, const Panel<T>&, Span<T>);                      \
+#define MHLA_SCORE_KERNELS_OF(prefix, T, S)                                                        \
+  prefix template void quadratic::read_out_scores<T, S>(                                           \
+      const quadratic::Weights<T, S>&, const TokenTile&, const quadratic::KeyPanels<T>&,           \
+      const Panel<const T>&, const Panel<const T>&, const quadratic::Scratch<T>&, const Panel<T>&, \
+      Span<T>);                                                                                    \
   prefix template struct quadratic::TileGradient<T, S>;
 
 // For a storage type.

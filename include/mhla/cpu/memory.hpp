@@ -182,12 +182,9 @@ struct KeptSummaries {
 template <class A>
 struct UnitMemory {
   Span<A> summaries;  // [key blocks] of SummaryRows: S, then z
-  // Instead of S and of dS~, with Precision::fast, of PairedSummaries; and whether each pair is
-  // finite:
+  // Instead of S and of dS~, with Precision::fast, of PairedSummaries:
   Span<Pair> paired_summaries;   // [pairs of key blocks]
   Span<Pair> paired_gradients;   // [matrices, pairs of query blocks]
-  Span<Pair> finite_summaries;   // [pairs of key blocks]
-  Span<Pair> finite_gradients;   // [matrices, pairs of query blocks]
   Centers centers;               // not of a causal forward pass
   Span<A> grad_mixed_summaries;  // [matrices, query blocks, feature_dim * value_dim]: dS~
   Span<A> grad_mixed_key_sums;   // [matrices, query blocks, feature_dim]: dz~
@@ -223,14 +220,11 @@ struct UnitMemory {
     } else if (needs.mixes_pairs()) {
       const SummaryShape shape = paired_summary(e, needs.is_backward);
       paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
-      finite_summaries = arena.take<Pair>(pairs_of(e.key_blocks));
       if (needs.is_backward || !needs.own_tiles)
         centers = Centers(arena, e, !needs.own_tiles, needs.is_backward && needs.normalizer());
-      if (needs.is_backward) {
+      if (needs.is_backward)
         paired_gradients =
             arena.take<Pair>(checked_mul(e.matrices, PairedSummaries::size(shape, e.query_blocks)));
-        finite_gradients = arena.take<Pair>(checked_mul(e.matrices, pairs_of(e.query_blocks)));
-      }
     }
     if (needs.factored()) {
       mixing_products = arena.take<MixingProduct>(needs.mixing_products);

@@ -33,7 +33,7 @@ void take_up_summaries(const Plan<L, float>& plan, const Unit<float>& unit, cons
       transpose(sums, panel(saved + b * e.summary_stride(), e.feature_dim, e.value_dim));
       finish(summaries.half(b), sums);
     }
-    if constexpr (is_causal<L>) note_finite(summaries, 2 * pair, unit.memory.finite_summaries);
+    if constexpr (is_causal<L>) summaries.note_finite(2 * pair);
   });
 }
 
@@ -44,12 +44,6 @@ PairedSummaries mixed_gradients(const Plan<L, float>& plan, const Unit<float>& u
   return {unit.memory.paired_gradients.data +
               matrix * PairedSummaries::size(shape, plan.extents.query_blocks),
           unit.queries.blocks, shape};
-}
-/// Whether the pairs of it are finite.
-template <class L>
-Span<Pair> finite_gradients(const Plan<L, float>& plan, const Unit<float>& unit, Index matrix) {
-  const Index pairs = pairs_of(plan.extents.query_blocks);
-  return {unit.memory.finite_gradients.data + matrix * pairs, pairs};
 }
 
 /// <U_t, mu> epsilon / den_t: what the gradient of den_t has beside that of centered values.
@@ -85,7 +79,8 @@ void mix_unit_matrix_gradient(const Operands<L, BFloat16>& operands, const Unit<
         };
         add(cpu::mixed_gradients(plan, unit, matrix).key_sums, unit.summaries.key_sums);
         if (centers != nullptr)
-          add(centers->gradients(e, matrix, unit.queries.blocks), centers->sums(unit.keys.blocks));
+          add(centers->gradients.row_range(matrix * e.query_blocks, unit.queries.blocks),
+              centers->sums(unit.keys.blocks));
       }
     }
   });
@@ -109,8 +104,7 @@ MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>&
     const Index of_unit = unit_matrix(plan, unit, matrix);
     return MixingTerms{
         mixing.of(index % plan.rounded.parts, of_unit, first, rows, unit.queries.blocks),
-        mixed_gradients(plan, unit, matrix), finite_gradients(plan, unit, matrix).data,
-        mixing.scales_of(of_unit, first)};
+        mixed_gradients(plan, unit, matrix), mixing.scales_of(of_unit, first)};
   };
   mix(grad, e.matrices * plan.rounded.parts, terms_of,
       MixedBlocks{!is_causal<L>, {first + lag_of(sight_of<L>), true}}, scratch.mixed_sums);
@@ -136,6 +130,9 @@ struct Backward : Forward<L> {
   using Forward<L>::plan;
   using Forward<L>::unit;
 
+  /// Of all matrices' query blocks.
+  Index row_of(Index matrix, Index i) const { return matrix * plan().extents.query_blocks + i; }
+
   void begin_block(Index matrix, Index i, bool empty, const SlotScratch<float>& scratch) const {
     const Extents& e = plan().extents;
     if (mixes_in_float) {
@@ -149,14 +146,13 @@ struct Backward : Forward<L> {
     const Panel<float> nothing =
         whole_panel(scratch.pairs.summary_gradient.data, e.value_dim, e.feature_dim);
     set_zero(nothing, cpu::mixed_gradients(plan(), unit, matrix).key_sum(i));
-    if (centers != nullptr) set_zero(centers->gradients(e, matrix, i + 1).row_range(i, 1));
+    if (centers != nullptr) set_zero(centers->gradients.row_range(row_of(matrix, i), 1));
     finish(grad.half(i), nothing);
   }
   void end_block(Index matrix, Index i) const {
     if constexpr (is_causal<L>)
       if (!mixes_in_float && (i % 2 == 1 || i + 1 == unit.queries.blocks))
-        note_finite(mixed_gradients(plan(), unit, matrix), i,
-                    finite_gradients(plan(), unit, matrix));
+        mixed_gradients(plan(), unit, matrix).note_finite(i);
   }
 
   /// Packs a query tile's own keys and values: v, its transpose, and m_ii phi(k).
@@ -223,7 +219,7 @@ struct Backward : Forward<L> {
                             const Panel<const float>& u, Span<const float> denominators,
                             const Panel<float>& grad_rotated, Span<float> c) const {
     if (centers != nullptr)
-      add_mixed_values(*centers, centers->mixed(plan().extents, at.matrix, at.block), u,
+      add_mixed_values(*centers, {centers->mixed.row(row_of(at.matrix, at.block)), u.cols}, u,
                        {at.scratch.inverses.data, u.rows}, grad_rotated);
     cpu::denominator_gradient<float>(rotated, grad_rotated, denominators, c);
     if (centers != nullptr)
@@ -236,8 +232,8 @@ struct Backward : Forward<L> {
     if (centers == nullptr || !request.mixing()) return;
     const Span<float> weights{at.scratch.inverses.data, u.rows};
     row_products<float>(weights, features, Span<const float>(centers->feature));
-    weighted_row_sum<float>(centers->gradient(plan().extents, at.matrix, at.block), u, weights,
-                            into);
+    weighted_row_sum<float>({centers->gradients.row(row_of(at.matrix, at.block)), u.cols}, u,
+                            weights, into);
   }
 
   void add_mixing_gradient(const ExecutorRef& loop) const {

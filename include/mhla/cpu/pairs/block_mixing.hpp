@@ -20,7 +20,6 @@ namespace pairs {
 struct MixingTerms {
   LeftFactor weights;
   PairedSummaries summaries;
-  const Pair* finite;   // [pairs of blocks], unless every row has all of them
   const float* scales;  // [blocks of the group], of the weights' rows; null: 1
 };
 
@@ -35,7 +34,7 @@ template <class TermsOf>
 bool are_finite(Index matrices, const TermsOf& terms_of, Index begin, Index end) {
   for (Index matrix = 0; matrix < matrices; ++matrix)
     for (Index pair = begin; pair < end; ++pair)
-      if (terms_of(matrix).finite[pair] == 0) return false;
+      if (terms_of(matrix).summaries.finite(2 * pair) == 0) return false;
   return true;
 }
 

@@ -54,8 +54,7 @@ void sum_up_values(const Operands<L, BFloat16>& operands, const Unit<float>& uni
   const Span<float> sum = centers.sum(b);
   std::fill_n(sum.data, sum.size, 0.0f);
   centers.tokens[b] = static_cast<float>(block.tokens);
-  for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
-    const TokenTile& tile = table.tiles[t];
+  for (const TokenTile& tile : table.tiles_of(block)) {
     if (is_in_place<float>(values)) {
       pair_functions<float>().add_rows(sum, in_place(table, tile, values), tile.tokens);
     } else {
@@ -81,11 +80,7 @@ inline void take_mean_of_values(const Unit<float>& unit) {
   for (Index b = 0; b < unit.keys.blocks; ++b) tokens += centers.tokens[b];
   weighted_row_sum<float>(centers.value, centers.sums(unit.keys.blocks), {}, Into::overwrite);
   take_mean(centers.value, tokens);
-  for (float& mu : centers.value) {
-    BFloat16 rounded;
-    store(rounded, mu);
-    mu = load(rounded);
-  }
+  for (float& mu : centers.value) mu = load(BFloat16(mu));
   pair_columns<float>(paired_rows(centers.paired_value.data, 1, centers.value.size),
                       {centers.value.data, centers.value.size});
 }
@@ -101,8 +96,7 @@ void take_moments(const Operands<L, BFloat16>& operands, const Unit<float>& unit
   moments = {};
   centers.tokens[b] = static_cast<float>(block.tokens);
   const Span<float> squares = scratch.pairs.tile;
-  for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
-    const TokenTile& tile = table.tiles[t];
+  for (const TokenTile& tile : table.tiles_of(block)) {
     with_rows(table, tile, key_rows(unit, operands.v), scratch.values,
               [&]<class Stored>(const Rows<const Stored>& rows) {
                 pair_functions_of<Stored>().row_distances(rows, tile.tokens, centers.value,
@@ -125,7 +119,7 @@ void center_values(const Operands<L, BFloat16>& operands, const Unit<float>& uni
   const Panel<const float> whole{sum.data, 1, sum.size, sum.size};
   take_moments(operands, unit, b, scratch);
   centers.sum_squares[b] = inner_product<float>(whole, whole);
-  copy_row(centers.center(b).data, mu.data, mu.size);
+  copy_row(centers.center_and_sum(b).row(0), mu.data, mu.size);
   add_scaled_row(sum.data, -centers.tokens[b], mu.data, mu.size);
 }
 
@@ -157,10 +151,10 @@ void take_mean_of_features(const Operands<L, BFloat16>& operands, const Unit<flo
 template <class L>
 void mix_values(const Plan<L, float>& plan, const Unit<float>& unit, Index matrix, Index first,
                 const Panel<float>& products) {
-  const Extents& e = plan.extents;
   const Centers& centers = unit.memory.centers;
   const Panel<float> sums = centers.sums(unit.keys.blocks);
-  const Panel<float> mixed = centers.mixed(e, matrix, first, products.rows);
+  const Index row_of_block = matrix * plan.extents.query_blocks + first;
+  const Panel<float> mixed = centers.mixed.row_range(row_of_block, products.rows);
   const Panel<const float> mixing = unit_mixing(plan, unit, matrix).row_range(first, products.rows);
   mix<float>(mixing, sums, mixed);
   multiply_right_transposed<float>(products, mixed, sums);
@@ -179,7 +173,7 @@ void mix_values(const Plan<L, float>& plan, const Unit<float>& unit, Index matri
       rounded += weights[b] * weights[b] * squares;
       remaining += weights[b] * weights[b] * (squares - cross + centers.tokens[b] * square);
     }
-    centers.terms_of(e, matrix, first + r) = {rounded, remaining};
+    centers.terms[row_of_block + r] = {rounded, remaining};
   }
 }
 
@@ -194,7 +188,7 @@ bool is_local(const Plan<L, float>& plan, const Unit<float>& unit) {
   double remaining = 0;
   for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
     for (Index i = 0; i < unit.queries.blocks; ++i) {
-      const RowTerms& terms = unit.memory.centers.terms_of(plan.extents, matrix, i);
+      const RowTerms& terms = unit.memory.centers.terms[matrix * plan.extents.query_blocks + i];
       if (!(terms.rounded <= 4 * terms.remaining)) return true;
       rounded += static_cast<double>(terms.rounded);
       remaining += static_cast<double>(terms.remaining);
@@ -268,7 +262,7 @@ SampledTerms sample_terms(const Plan<L, float>& plan, const Unit<float>& unit) {
     const Index step = blocks / count;  // of query blocks
     const Panel<const float> all = unit_mixing(plan, unit, matrix);
     const Panel<const float> mixing{all.row(step / 2), count, all.cols, step * all.stride};
-    const Panel<float> mixed = centers.mixed(plan.extents, matrix, 0, count);
+    const Panel<float> mixed = centers.mixed.row_range(matrix * plan.extents.query_blocks, count);
     mix<float>(mixing, centers.sums(all.cols), mixed);
     for (Index r = 0; r < count; ++r) {
       const float* const weights = mixing.row(r);
@@ -343,13 +337,13 @@ bool rounding_shows_in_gradients(const Operands<L, BFloat16>& operands, const Un
     take_moments(operands, unit, b, scratch);
     if (is_causal<L> || plan.mixes_in_float) return;
     const BlockTable& table = plan.tables.keys;
-    const BlockSpan& block = table.blocks[unit.keys.first_block + b];
     std::fill_n(scratch.pairs.tile.data, centers.value.size, 0.0f);
-    for (Index i = 0; i < block.tiles; ++i) {
-      const TokenTile& tile = table.tiles[block.first_tile + i];
+    Into into = Into::overwrite;
+    for (const TokenTile& tile : table.tiles_of(table.blocks[unit.keys.first_block + b])) {
       add_values(pack_values(table, tile, key_rows(unit, operands.v), scratch.values,
                              scratch.pairs.values),
-                 tile.tokens, i == 0 ? Into::overwrite : Into::add, scratch.pairs);
+                 tile.tokens, into, scratch.pairs);
+      into = Into::add;
     }
     keep_value_sum(centers, b, scratch.pairs);
   });

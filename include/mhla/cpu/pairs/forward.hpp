@@ -90,12 +90,6 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
   if (keeps) kept.keep(b, sums, operands.plan.extents.value_dim, key_sum);
 }
 
-/// Notes whether the pair of summaries that block b is in is finite.
-inline void note_finite(const PairedSummaries& summaries, Index b, Span<Pair> finite) {
-  finite[b / 2] =
-      pair_functions<float>().all_finite({summaries.with(b).data, 1, summaries.stride(), 0});
-}
-
 /// S_b, with `centers` C_b, and z_b of every key block.
 template <class L>
 void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
@@ -106,8 +100,7 @@ void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& un
     for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
       summarize_block(operands, unit, b, centers, kept, plan.scratch[slot]);
     if constexpr (is_causal<L>)
-      if (!kept.alone)
-        note_finite(summaries_of(plan, unit), 2 * pair, unit.memory.finite_summaries);
+      if (!kept.alone) summaries_of(plan, unit).note_finite(2 * pair);
   });
 }
 
@@ -122,8 +115,7 @@ MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, In
   const auto terms_of = [&](Index part) {
     const RoundedRows& mixing = plan.rounded.queries;
     return MixingTerms{mixing.of(part, of_unit, first, rows, unit.keys.blocks),
-                       summaries_of(plan, unit), unit.memory.finite_summaries.data,
-                       mixing.scales_of(of_unit, first)};
+                       summaries_of(plan, unit), mixing.scales_of(of_unit, first)};
   };
   mix(mixed, plan.rounded.parts, terms_of,
       MixedBlocks{!is_causal<L>, {first + 1 - lag_of(sight_of<L>)}}, scratch.mixed_sums);

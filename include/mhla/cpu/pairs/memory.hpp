@@ -28,7 +28,8 @@ inline SummaryShape paired_summary(const Extents& e, bool backward) {
                   : SummaryShape{e.feature_dim, e.value_dim};
 }
 
-/// Summaries of blocks, those of 2 b and 2 b + 1 in pairs: [pairs of blocks, rows, cols].
+/// Summaries of blocks, those of 2 b and 2 b + 1 in pairs: [pairs of blocks, rows, cols]. After all
+/// of them, under a causality, whether each pair is finite.
 struct PairedSummaries {
   Pair* data = nullptr;
   Index blocks = 0;
@@ -42,12 +43,17 @@ struct PairedSummaries {
   }
   Index stride() const { return stride(shape); }
   static Index size(const SummaryShape& shape, Index blocks) {
-    return checked_mul(pairs_of(blocks), stride(shape));
+    return checked_mul(pairs_of(blocks), stride(shape) + 1);
   }
 
   /// The pair that a block is in, as a matrix.                                   // [rows, cols]
   VnniPanel with(Index block) const {
     return {data + block / 2 * stride(), shape.rows, shape.cols, shape.cols};
+  }
+  /// Whether that is finite, once it is noted.
+  Pair& finite(Index block) const { return data[pairs_of(blocks) * stride() + block / 2]; }
+  void note_finite(Index block) const {
+    finite(block) = pair_functions<float>().all_finite({with(block).data, 1, stride(), 0});
   }
   /// What a block's sums, and `add` unless it is empty, become.
   PairProduct half(Index block, const Panel<float>& add = {}) const {
@@ -100,56 +106,40 @@ struct Centers {
   Span<float> tokens;       // [key blocks]: n_b
   Span<Moments> moments;    // [key blocks]
   Span<float> sum_squares;  // [key blocks]: |sum_j v_j|^2
-  Span<float> value_sums;   // [key blocks, 2, value_dim]: mu and W_b
-  Span<float> mixed_sums;   // [matrices, query blocks, value_dim]: W~_i
+  Panel<float> value_sums;  // [key blocks, 2, value_dim]: mu and W_b
+  Panel<float> mixed;       // [matrices, query blocks, value_dim]: W~_i
   Span<RowTerms> terms;     // [matrices, query blocks]
   // Of a backward pass with a normalizer:
   Span<Pair> paired_value;  // [halves of values]: mu
   Span<float> feature;      // [feature_dim]: zeta
-  Span<float> grad_sums;    // [matrices, query blocks, value_dim]: p_i
+  Panel<float> gradients;   // [matrices, query blocks, value_dim]: p_i
 
   static constexpr Index rows_at_once = 16;  // of W~
 
   Centers() = default;
   MHLA_ONCE_A_CALL Centers(Arena& arena, const Extents& e, bool sees_all, bool takes_out) {
     const Index rows = checked_mul(e.matrices, e.query_blocks);
+    const auto take_rows = [&](Index count) {
+      return panel(arena.take<float>(checked_mul(count, e.value_dim)).data, count, e.value_dim);
+    };
     value = arena.take<float>(e.value_dim);
     tokens = arena.take<float>(e.key_blocks);
     moments = arena.take<Moments>(e.key_blocks);
     if (!sees_all) return;
     sum_squares = arena.take<float>(e.key_blocks);
-    value_sums = arena.take<float>(checked_mul(e.key_blocks, checked_mul(2, e.value_dim)));
-    mixed_sums = arena.take<float>(checked_mul(rows, e.value_dim));
+    value_sums = take_rows(checked_mul(2, e.key_blocks));
+    mixed = take_rows(rows);
     terms = arena.take<RowTerms>(rows);
     if (!takes_out) return;
     paired_value = arena.take<Pair>(pairs_of(e.value_dim));
     feature = arena.take<float>(e.feature_dim);
-    grad_sums = arena.take<float>(mixed_sums.size);
+    gradients = take_rows(rows);
   }
 
-  Panel<float> center_and_sum(Index b) const {
-    return panel(value_sums.data + 2 * b * value.size, 2, value.size);
-  }
-  Span<float> center(Index b) const { return {center_and_sum(b).row(0), value.size}; }
-  Span<float> sum(Index b) const { return {center_and_sum(b).row(1), value.size}; }
+  Panel<float> center_and_sum(Index b) const { return value_sums.row_range(2 * b, 2); }
+  Span<float> sum(Index b) const { return {value_sums.row(2 * b + 1), value.size}; }
   Panel<float> sums(Index blocks) const {
-    return {value_sums.data + value.size, blocks, value.size, 2 * value.size};
-  }
-  Panel<float> mixed(const Extents& e, Index matrix, Index first, Index rows) const {
-    return panel(mixed_sums.data + (matrix * e.query_blocks + first) * value.size, rows,
-                 value.size);
-  }
-  Span<float> mixed(const Extents& e, Index matrix, Index block) const {
-    return {mixed(e, matrix, block, 1).data, value.size};
-  }
-  Panel<float> gradients(const Extents& e, Index matrix, Index rows) const {
-    return panel(grad_sums.data + matrix * e.query_blocks * value.size, rows, value.size);
-  }
-  Span<float> gradient(const Extents& e, Index matrix, Index block) const {
-    return {gradients(e, matrix, block + 1).row(block), value.size};
-  }
-  RowTerms& terms_of(const Extents& e, Index matrix, Index block) const {
-    return terms[matrix * e.query_blocks + block];
+    return {value_sums.row(1), blocks, value.size, 2 * value.size};
   }
 };
 

@@ -80,7 +80,7 @@ class BackwardUnit {
     const bool overwrites = !is_causal<L> && g == 0 && tile.offset == 0;
     const TileGradient<A, sight_of<L>> at{
         weights,
-        {tile.offset, tile.offset + tile.tokens},
+        tile,
         of_.ranges,
         m,
         grad_outputs,

@@ -23,8 +23,7 @@ inline Span<const BlockSpan> blocks_of(const BlockTable& table, const SequenceSp
 /// The tiles of a sequence.
 inline Span<const TokenTile> tiles_of(const BlockTable& table, const SequenceSpan& sequence) {
   if (sequence.blocks == 0) return {};
-  const BlockSpan& all = table.blocks[sequence.first_block];
-  return {table.tiles.data + all.first_tile, all.tiles};
+  return table.tiles_of(table.blocks[sequence.first_block]);
 }
 
 /// A unit at work on the quadratic path.
@@ -97,7 +96,7 @@ MHLA_ONCE_A_CALL void read_out_unit(const QuadraticUnit<L, T>& of, const TensorV
     const FeaturePanels<A> q = pack_query_tile(of.operands, of.unit, g, tile, scratch);
     const Panel<A> out = panel(scratch.values.data, tile.tokens, plan.extents.value_dim);
     const Span<A> denominators{scratch.denominators.data, normalizes<L> ? tile.tokens : 0};
-    read_out_scores<A>(of.weights(g), {tile.offset, tile.offset + tile.tokens},
+    read_out_scores<A>(of.weights(g), tile,
                        {of.ranges, memory.rotated.transposed, memory.unrotated.transposed, values},
                        q.features, q.rotated, scratch.quadratic, out, denominators);
     if constexpr (normalizes<L>)

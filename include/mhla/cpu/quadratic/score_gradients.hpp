@@ -26,7 +26,7 @@ namespace cpu::quadratic {
 template <class A, Sight S>
 struct TileGradient {
   const Weights<A, S>& weights;
-  QueryRange tile;
+  const TokenTile& tile;
   Span<const KeyRange> ranges;
   const Memory<A>& memory;
   Panel<const A> grad_outputs;     // [tile tokens, value_dim]: dy
@@ -38,18 +38,17 @@ struct TileGradient {
   Into into;             // what keys get: the first tile overwrites it
   Panel<A> grad_mixing;  // [query blocks, key blocks]; no rows if dmix is not wanted
 
-  Index rows() const { return tile.end - tile.first; }
   bool unrotated_too() const { return memory.unrotated.keys.rows > 0; }
   ScoreTile<A, S> with(Index r) const { return {weights, tile, ranges[r]}; }
   /// Panels with range r: of P, and of E, which without a rotation is P; and G.
   FeatureMemory<A> of(const FeatureMemory<A>& features, Index r) const {
-    return features.of(ranges[r], r, rows(), with(r).seen());
+    return features.of(ranges[r], r, tile.tokens, with(r).seen());
   }
   FeatureMemory<A> unrotated(Index r) const {
     return of(unrotated_too() ? memory.unrotated : memory.rotated, r);
   }
   Panel<A> products(Index r) const {
-    return memory.products.row_range(0, rows()).col_range(ranges[r].first, with(r).seen());
+    return memory.products.row_range(0, tile.tokens).col_range(ranges[r].first, with(r).seen());
   }
 
   // In this order: of every range, of the tile, and of every range again. `buffer` is for weights.
@@ -126,7 +125,7 @@ MHLA_OUT_OF_LINE void TileGradient<A, S>::weigh(Index r, Span<A> buffer) const {
       std::fill_n(by_weight, most, A(0));
     }
     for (Index x = first; x < end; ++x) {
-      const Index row = x - tile.first;
+      const Index row = x - tile.offset;
       const Index seen = weights.seen(x, i, range);
       const A c = normalizes ? memory.grad_denominators[row] : A(0);
       kernels.score_gradients(seen, w, normalizes ? memory.inverses[row] : A(1),
@@ -165,10 +164,10 @@ MHLA_ONCE_A_CALL void TileGradient<A, S>::add_gradients(Index r, const Scratch<A
 template <class A, Sight S>
 MHLA_OUT_OF_LINE void TileGradient<A, S>::divide(Index num_ranges, A epsilon) const {
   if (!normalizes) return;
-  const Span<A> den{memory.denominators.data, rows()};
-  const Span<A> inverses{memory.inverses.data, rows()};
+  const Span<A> den{memory.denominators.data, tile.tokens};
+  const Span<A> inverses{memory.inverses.data, tile.tokens};
   const Span<A> c = memory.grad_denominators;
-  for (Index t = 0; t < rows(); ++t) {
+  for (Index t = 0; t < tile.tokens; ++t) {
     den[t] = c[t] = A(0);
     for (Index r = 0; r < num_ranges; ++r) {
       den[t] += sums(r)[t];
@@ -177,7 +176,7 @@ MHLA_OUT_OF_LINE void TileGradient<A, S>::divide(Index num_ranges, A epsilon) co
     den[t] += epsilon;
   }
   const bool invertible = invert<A>(den, inverses);
-  for (Index t = 0; t < rows(); ++t) {  // with the same bits whatever other rows have
+  for (Index t = 0; t < tile.tokens; ++t) {  // with the same bits whatever other rows have
     const bool zero = den[t] == A(0);
     if (!invertible) inverses[t] = zero ? A(0) : quotient(A(1), den[t]);
     if (invertible || zero || (std::abs)(den[t]) > A(1) / (std::numeric_limits<A>::max)())
@@ -186,9 +185,9 @@ MHLA_OUT_OF_LINE void TileGradient<A, S>::divide(Index num_ranges, A epsilon) co
       c[t] = quotient(quotient(c[t], den[t]), den[t]);
     if (zero) c[t] = A(0);
   }
-  const Panel<A> u = memory.grad_numerators.row_range(0, rows());
+  const Panel<A> u = memory.grad_numerators.row_range(0, tile.tokens);
   if (invertible) return weighted_rows<A, A>(u, inverses, grad_outputs.placed());
-  for (Index t = 0; t < rows(); ++t) copy_row(u.row(t), grad_outputs.row(t), u.cols);
+  for (Index t = 0; t < tile.tokens; ++t) copy_row(u.row(t), grad_outputs.row(t), u.cols);
   divide_rows<A>(u, den);
 }
 

@@ -38,12 +38,6 @@ struct KeyRange {
   Index tokens() const { return end - first; }
 };
 
-/// Tokens [first, end) of a sequence's queries.
-struct QueryRange {
-  Index first;
-  Index end;
-};
-
 /// Of all blocks of a sequence.
 inline Index tokens_of(Span<const BlockSpan> blocks) {
   if (blocks.size == 0) return 0;
@@ -57,16 +51,14 @@ inline constexpr Index written_weights = 4;
 /// Which keys the queries of a unit's sequence see, and by which weights.
 template <class A, Sight S>
 struct Weights {
-  static constexpr Sight sight = S;
-
   Span<const BlockSpan> queries;
   Span<const BlockSpan> keys;
   Panel<const A> mixing;  // [query blocks, key blocks]
 
   /// How many keys the query at `token`, of block i, sees.
   Index seen(Index token, Index i) const {
-    if (sight == Sight::all) return tokens_of(keys);
-    return sight == Sight::past_tokens ? token + 1 : keys[i].first_token + keys[i].tokens;
+    if (S == Sight::all) return tokens_of(keys);
+    return S == Sight::past_tokens ? token + 1 : keys[i].first_token + keys[i].tokens;
   }
   /// How many of a range.
   Index seen(Index token, Index i, const KeyRange& range) const {
@@ -82,10 +74,11 @@ struct Weights {
 
   /// Calls f(i, first, end) for the tokens [first, end) of a tile in each query block i.
   template <class F>
-  void for_each_block(const QueryRange& tile, const F& f) const {
-    Index i = block_of(tile.first);
-    for (Index first = tile.first; first < tile.end; ++i) {
-      const Index end = (std::min)(tile.end, queries[i].first_token + queries[i].tokens);
+  void for_each_block(const TokenTile& tile, const F& f) const {
+    const Index end_of_tile = tile.offset + tile.tokens;
+    Index i = block_of(tile.offset);
+    for (Index first = tile.offset; first < end_of_tile; ++i) {
+      const Index end = (std::min)(end_of_tile, queries[i].first_token + queries[i].tokens);
       if (first < end) f(i, first, end);
       first = (std::max)(first, end);
     }
@@ -96,7 +89,7 @@ struct Weights {
   const A* of(Index i, const KeyRange& range, A* buffer) const {
     const A* const row = mixing.row(i);
     if (range.single_tokens) return row + range.first_block;
-    const Index end = sight == Sight::all ? range.end_block : (std::min)(range.end_block, i + 1);
+    const Index end = S == Sight::all ? range.end_block : (std::min)(range.end_block, i + 1);
     for (Index b = range.first_block; b < end; ++b) {
       // In fours, of which the next block overwrites what is too many: blocks are short here.
       const A four[] = {row[b], row[b], row[b], row[b]};
@@ -230,25 +223,18 @@ struct Memory {
   }
 };
 
-/// Rows of a tile and keys of a range that see each other: all of them, or in a triangle only keys
-/// up to the row's own token.
-struct SeenPart {
-  Index row;
-  Index rows;
-  Index key;
-  Index keys;
-  bool triangle;
-};
-
 /// A tile of queries with a range of keys: its scores are [rows, keys of the range].
 template <class A, Sight S>
 struct ScoreTile {
   const Weights<A, S>& weights;
-  QueryRange tile;
+  const TokenTile& tile;
   const KeyRange& range;
 
   /// How many keys the last row sees, and so any.
-  Index seen() const { return weights.seen(tile.end - 1, weights.block_of(tile.end - 1), range); }
+  Index seen() const {
+    const Index last = tile.offset + tile.tokens - 1;
+    return weights.seen(last, weights.block_of(last), range);
+  }
 
   /// Calls f(row, keys, w) for every row, which sees the first `keys` keys, by the weights w, in
   /// the matrix or in `buffer`.
@@ -256,40 +242,38 @@ struct ScoreTile {
   void for_each_row(Span<A> buffer, const F& f) const {
     weights.for_each_block(tile, [&](Index i, Index first, Index end) {
       const A* const w = weights.of(i, range, buffer.data);
-      for (Index x = first; x < end; ++x) f(x - tile.first, weights.seen(x, i, range), w);
+      for (Index x = first; x < end; ++x) f(x - tile.offset, weights.seen(x, i, range), w);
     });
   }
 
-  /// Under a causality, calls f(part) for the parts that see each other. Nothing else is
-  /// multiplied, so that a NaN in a key that a query does not see does not reach it, nor the other
-  /// way round.
+  /// Under a causality, calls f(row, rows, key, keys, triangle) for the parts that see each other:
+  /// all of one, or in a triangle only keys up to the row's own token. Nothing else is multiplied,
+  /// so that a NaN in a key that a query does not see does not reach it, nor the other way round.
   template <class F>
   void for_each_part(const F& f) const {
     const auto part = [&](Index row, Index end_row, Index key, Index end_key,
                           bool triangle = false) {
-      if (row < end_row && key < end_key)
-        f(SeenPart{row, end_row - row, key, end_key - key, triangle});
+      if (row < end_row && key < end_key) f(row, end_row - row, key, end_key - key, triangle);
     };
-    const Index rows = tile.end - tile.first;
     if constexpr (S == Sight::past_tokens) {
-      const Index own = std::clamp(tile.first, range.first, range.end);
-      const Index end = std::clamp(tile.end, range.first, range.end);
-      part(0, rows, 0, own - range.first);
-      part(own - tile.first, end - tile.first, own - range.first, end - range.first, true);
-      part(end - tile.first, rows, own - range.first, end - range.first);
+      const Index own = std::clamp(tile.offset, range.first, range.end);
+      const Index end = std::clamp(tile.offset + tile.tokens, range.first, range.end);
+      part(0, tile.tokens, 0, own - range.first);
+      part(own - tile.offset, end - tile.offset, own - range.first, end - range.first, true);
+      part(end - tile.offset, tile.tokens, own - range.first, end - range.first);
     } else {
-      const Index by_all =
-          weights.seen(tile.first, weights.block_of(tile.first), range);  // and later rows see more
-      part(0, rows, 0, by_all);
+      // And later rows see more.
+      const Index by_all = weights.seen(tile.offset, weights.block_of(tile.offset), range);
+      part(0, tile.tokens, 0, by_all);
       weights.for_each_block(tile, [&](Index i, Index first, Index end) {
-        part(first - tile.first, end - tile.first, by_all, weights.seen(first, i, range));
+        part(first - tile.offset, end - tile.offset, by_all, weights.seen(first, i, range));
       });
     }
   }
 
   /// result (+)= scores from, or scores^T from, over what is seen. Not transposed, `square` has
-  /// room for a tile's triangle.                              // [tile tokens, or range tokens,
-  /// columns]
+  /// room for a tile's triangle.
+  //                                                        // [tile or range tokens, columns]
   template <bool Transposed>
   void multiply_seen(const Panel<A>& result, const Panel<A>& scores, const Panel<const A>& from,
                      Into into, Span<A> square = {}) const {
@@ -302,17 +286,16 @@ struct ScoreTile {
       multiply_part(result, scores, from, into);
     } else {
       if (into == Into::overwrite) set_zero(result);
-      for_each_part([&](const SeenPart& part) {
-        const Panel<A> seen = scores.row_range(part.row, part.rows).col_range(part.key, part.keys);
-        const Panel<A> to = Transposed ? result.row_range(part.key, part.keys)
-                                       : result.row_range(part.row, part.rows);
+      for_each_part([&](Index row, Index rows, Index key, Index keys, bool triangle) {
+        const Panel<A> seen = scores.row_range(row, rows).col_range(key, keys);
+        const Panel<A> to = Transposed ? result.row_range(key, keys) : result.row_range(row, rows);
         const Panel<const A> factor =
-            Transposed ? from.row_range(part.row, part.rows) : from.row_range(part.key, part.keys);
-        if (!part.triangle) return multiply_part(to, seen, factor, Into::add);
+            Transposed ? from.row_range(row, rows) : from.row_range(key, keys);
+        if (!triangle) return multiply_part(to, seen, factor, Into::add);
         if constexpr (S == Sight::past_tokens && Transposed) {
           multiply_lower_transposed(to, seen, factor, Into::add);
         } else if constexpr (S == Sight::past_tokens) {
-          const Panel<A> transposed = panel(square.data, part.keys, part.rows);
+          const Panel<A> transposed = panel(square.data, keys, rows);
           transpose<A>(transposed, seen);
           multiply_lower(to, transposed, factor, Into::add);
         }
@@ -342,7 +325,7 @@ struct KeyPanels {
 
 /// num and, before epsilon, den of a tile of queries: den has no elements without a normalizer.
 template <class A, Sight S>
-MHLA_ONCE_A_CALL void read_out_scores(const Weights<A, S>& weights, const QueryRange& tile,
+MHLA_ONCE_A_CALL void read_out_scores(const Weights<A, S>& weights, const TokenTile& tile,
                                       const KeyPanels<A>& keys, const Panel<const A>& features,
                                       const Panel<const A>& rotated, const Scratch<A>& scratch,
                                       const Panel<A>& numerators, Span<A> denominators) {
