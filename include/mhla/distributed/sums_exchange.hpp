@@ -12,7 +12,7 @@
 #include <mhla/distributed/shares.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/sums_layout.hpp>
-#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
 #include <mhla/stages/blocks.hpp>
 #include <vector>
 
