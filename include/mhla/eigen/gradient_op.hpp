@@ -242,7 +242,7 @@ class Gradients {
  public:
   /// See mhla::gradients.
   Gradients(const Device& device, std::tuple<Targets...>&& targets)
-      : device_(device), targets_(std::move(targets)) {}
+      : device_(device), targets_((std::move)(targets)) {}
   Gradients(const Gradients&) = delete;
   Gradients& operator=(const Gradients&) = delete;
 
@@ -250,7 +250,7 @@ class Gradients {
   /// mhla::CudaDevice.
   template <class Other>
   Gradients<Other, Targets...> device(const Other& other) {
-    return {other, std::move(targets_)};
+    return {other, (std::move)(targets_)};
   }
 
   /// Replaces what the destinations hold.
