@@ -31,9 +31,11 @@ class BackwardUnit {
     loop.parallel_for(of_.key_tiles.size, [&](Index tile, Index slot) {
       pack_keys(of_.key_tiles[tile], plan().scratch[slot]);
     });
-    if (is_causal<L> || plan().extents.group_size * of_.query_tiles.size == 0)
-      for (const Panel<A>& sums : {m.rotated.grad_keys, m.unrotated.grad_keys, m.grad_values})
-        set_zero(sums);
+    if (is_causal<L> || plan().extents.group_size * of_.query_tiles.size == 0) {
+      set_zero(m.rotated.grad_keys);
+      set_zero(m.unrotated.grad_keys);
+      set_zero(m.grad_values);
+    }
     for (Index g = 0; g < plan().extents.group_size; ++g) {
       const Weights<A, sight_of<L>> weights = of_.weights(g);
       for (const TokenTile& tile : of_.query_tiles) run_tile(g, weights, tile, loop);
