@@ -17,13 +17,11 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -19,6 +19,7 @@
 #include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/head_dims.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -231,7 +232,6 @@ struct SummarizeBlocks {
   };
   MHLA_HOST_DEVICE static constexpr Memory memory() { return {}; }
   static constexpr int shared_bytes = memory().layout.bytes();
-  static_assert(shared_bytes <= machine::max_shared_bytes);
 
   FeatureTokens<T, typename Traits::Map, Traits::rotates> x;
   Tokens<const T> v;

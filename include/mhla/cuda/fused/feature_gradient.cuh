@@ -32,6 +32,7 @@
 #include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -117,7 +118,6 @@ struct FeatureGradient {
                 "sixteens, into which they cannot be cut here");
   MHLA_HOST_DEVICE static constexpr MemoryOf<slice, own_slice> memory() { return {}; }
   static constexpr int shared_bytes = memory().bytes;
-  static_assert(shared_bytes <= machine::max_shared_bytes);
   /// A slice of dv. If pairs are added to them, all are kept.
   using ValueSum = Accumulators<rows, slice, rows / 16, sums_of_row>;
   static constexpr bool keeps_values = !of_queries && adds_own;

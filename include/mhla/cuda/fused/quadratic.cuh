@@ -44,7 +44,6 @@ struct AttendPairs {
   using Sum = WarpRows<Traits::value_dim / Traits::tiles.slices>;
   MHLA_HOST_DEVICE static constexpr Memory memory() { return {}; }
   static constexpr int shared_bytes = memory().bytes;
-  static_assert(shared_bytes <= machine::max_shared_bytes);
   static constexpr int min_blocks_per_sm = Traits::tiles.blocks_of_sm;
 
   Operands of;
@@ -82,7 +81,10 @@ struct AttendPairs {
     const auto keys = memory().others(tile);
     const auto values =
         from_column(memory().other_values(tile), Pairs::template first_column_of<Sum::cols>(block));
-    pairs.template for_each_strip<strip>([&](int first, Counted counted) {
+    MHLA_DEVICE_UNROLL
+    for (int first = 0; first < columns; first += strip) {
+      const Counted counted = pairs.counted(first, strip);
+      if (counted == Counted::none) continue;
       auto p = product_with_rows<T, KeyDim, strip>(block, queries, keys, first);
       if constexpr (is_twofold)
         add_plain_scores<AttendPairs>(block, pairs, first, counted, denominator);
@@ -93,7 +95,7 @@ struct AttendPairs {
       });
       add_strip<T, Sum::cols>(block, pairs, sum, rounded<T>(p), values, first,
                               spoilt && counted == Counted::some);
-    });
+    }
   }
 
   MHLA_DEVICE void store_rows(const Block& block, const TokenRange& xs, int first_row, Sum& sum,

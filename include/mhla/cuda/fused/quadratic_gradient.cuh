@@ -215,7 +215,6 @@ struct QueryPairsGradient {
   using PlainSum = std::conditional_t<is_twofold, Sum, WarpRows<8>>;
   MHLA_HOST_DEVICE static constexpr Memory memory() { return {}; }
   static constexpr int shared_bytes = memory().bytes;
-  static_assert(shared_bytes <= machine::max_shared_bytes);
   static constexpr int min_blocks_per_sm = Traits::tiles.blocks_of_sm;
 
   PairGradientOperands<Traits> operands;
@@ -290,7 +289,10 @@ struct QueryPairsGradient {
     const Outs dy(block, memory().own_values, pairs.first_row);
     const auto keys = memory().others(tile);
     const auto values = memory().other_values(tile);
-    pairs.template for_each_strip<strip>([&](int first, Counted counted) {
+    MHLA_DEVICE_UNROLL
+    for (int first = 0; first < columns; first += strip) {
+      const Counted counted = pairs.counted(first, strip);
+      if (counted == Counted::none) continue;
       auto p = product_with_rows<T, KeyDim, strip>(block, queries, keys, first);
       const auto dp = product_with_rows<T, ValueDim, strip>(block, dy, values, first);
       pairs.weigh(block, p, first, counted, [&](int part, int e, float weight, float score) {
@@ -301,7 +303,7 @@ struct QueryPairsGradient {
       });
       if constexpr (is_twofold)
         add_plain_scores<QueryPairsGradient>(block, pairs, first, counted, denominator);
-    });
+    }
   }
 
   MHLA_DEVICE void store_weights(const Block& block, const TokenRange& xs, int row, bool is_zero,
@@ -412,7 +414,6 @@ struct KeyPairsGradient {
   using PlainSum = WarpRows<is_twofold ? KeyDim / slices : 8>;
   MHLA_HOST_DEVICE static constexpr Memory memory() { return {}; }
   static constexpr int shared_bytes = memory().bytes;
-  static_assert(shared_bytes <= machine::max_shared_bytes);
   static constexpr int min_blocks_per_sm = Traits::tiles.blocks_of_sm;
 
   PairGradientOperands<Traits> operands;
@@ -528,7 +529,10 @@ struct KeyPairsGradient {
                                 const SharedArray<QueryWeights>& weights, bool spoilt,
                                 Sum& sum) const {
     const RowsInTile<Inner, Tile<rows, Inner>> factor(block, a, pairs.first_row);
-    pairs.template for_each_strip<strip>([&](int first, Counted counted) {
+    MHLA_DEVICE_UNROLL
+    for (int first = 0; first < columns; first += strip) {
+      const Counted counted = pairs.counted(first, strip);
+      if (counted == Counted::none) continue;
       auto w = product_with_rows<T, Inner, strip>(block, factor, b, first);
       pairs.weigh(block, w, first, counted, [&](int part, int e, float weight, float product) {
         if constexpr (Traits::divides) {
@@ -543,7 +547,7 @@ struct KeyPairsGradient {
           block, pairs, sum, rounded<T>(w),
           from_column(c, Pairs::template first_column_of<Outer / slices>(block)), first,
           spoilt && counted == Counted::some);
-    });
+    }
   }
 
   /// sum += (m c) Q of unrotated queries.
@@ -551,7 +555,10 @@ struct KeyPairsGradient {
                                      PlainSum& sum) const {
     const auto queries =
         from_column(memory().others_plain, Pairs::template first_column_of<KeyDim / slices>(block));
-    pairs.template for_each_strip<strip>([&](int first, Counted counted) {
+    MHLA_DEVICE_UNROLL
+    for (int first = 0; first < columns; first += strip) {
+      const Counted counted = pairs.counted(first, strip);
+      if (counted == Counted::none) continue;
       WarpRows<strip> w;
       pairs.weigh(block, w, first, counted, [&](int part, int e, float weight, float) {
         const int column = first + WarpRows<strip>::column(block, part) + e % 2;
@@ -559,7 +566,7 @@ struct KeyPairsGradient {
       });
       add_strip<T, KeyDim / slices>(block, pairs, sum, rounded<T>(w), queries, first,
                                     spoilt && counted == Counted::some);
-    });
+    }
   }
 
   MHLA_DEVICE void store_sums(const Block& block, const TokenRange& ys, int first_row, Sum& sum,

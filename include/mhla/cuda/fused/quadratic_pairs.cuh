@@ -18,6 +18,7 @@
 #include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -314,15 +315,6 @@ struct WarpPairs {
     return none ? Counted::none : Counted::some;
   }
 
-  /// Calls f(first, counted) for the strips of a tile's columns of which some pairs count.
-  template <int Strip, class F>
-  MHLA_DEVICE void for_each_strip(const F& f) const {
-    MHLA_DEVICE_UNROLL
-    for (int first = 0; first < Traits::tiles.others; first += Strip) {
-      const Counted of_strip = counted(first, Strip);
-      if (of_strip != Counted::none) f(first, of_strip);
-    }
-  }
   /// Replaces the scores of columns [first, first + Strip) by f(part, e, weight, score), that of
   /// value[part][e], or 0 where a pair does not count.
   template <int Strip, class F>

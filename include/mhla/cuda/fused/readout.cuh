@@ -180,7 +180,6 @@ struct ReadOutBlocks {
     return read_out_memory(key_dim, value_dim, adds_own);
   }
   static constexpr int shared_bytes = memory().bytes;
-  static_assert(shared_bytes <= machine::max_shared_bytes);
   static constexpr int slice = memory().slice;
   static constexpr int slices = value_dim / slice;
   static constexpr int stages = memory().stages;
