@@ -114,9 +114,10 @@ class Backward {
   static constexpr int parts = fused::backward_parts<V>;
   using Sums = BlockSums<T, parts>;
   using Features = fused::FeatureTokens<T, Map, rotates>;
-  using OwnKeys = std::conditional_t<own, fused::OwnTokens<T, Map, rotates>, fused::NoOwnTokens>;
-  using OwnQueries =
-      std::conditional_t<own, fused::OwnQueries<T, Map, rotates>, fused::NoOwnTokens>;
+  template <fused::Side side>
+  using Own = std::conditional_t<own, fused::OwnTokens<T, Map, rotates, side>, fused::NoOwnTokens>;
+  using OwnKeys = Own<fused::Side::keys>;
+  using OwnQueries = Own<fused::Side::queries>;
   using Traits = fused::KernelTraits<T, Map, rotates, KeyDim, ValueDim>;
   using Summarize =
       fused::SummarizeBlocks<Traits, parts,

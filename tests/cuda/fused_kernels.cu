@@ -5,12 +5,9 @@
 #include <mhla/cuda/fused/block_mixing.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/feature_gradient.cuh>
-#include <mhla/cuda/fused/key_sum_mixing.cuh>
 #include <mhla/cuda/fused/mixing_gradient.cuh>
 #include <mhla/cuda/fused/quadratic.cuh>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
-#include <mhla/cuda/fused/quadratic_key_gradient.cuh>
-#include <mhla/cuda/fused/quadratic_query_gradient.cuh>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/fused/resident.cuh>
 #include <mhla/cuda/fused/token_pairs.cuh>
@@ -43,7 +40,7 @@ inline constexpr bool divides = true;
 
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, bool Divides>
 using ReadOutCausal = ReadOutBlocks<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, Divides,
-                                    OwnTokens<T, Map, Rotates>>;
+                                    OwnTokens<T, Map, Rotates, Side::keys>>;
 
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, bool Normalizes>
 using QueryGradient =
@@ -52,11 +49,13 @@ template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, bool Norma
 using KeyGradient =
     FeatureGradient<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, 2, Side::keys, Normalizes>;
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, bool Normalizes>
-using QueryGradientCausal = FeatureGradient<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, 2,
-                                            Side::queries, Normalizes, OwnTokens<T, Map, Rotates>>;
+using QueryGradientCausal =
+    FeatureGradient<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, 2, Side::queries, Normalizes,
+                    OwnTokens<T, Map, Rotates, Side::keys>>;
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, bool Normalizes>
-using KeyGradientCausal = FeatureGradient<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, 2,
-                                          Side::keys, Normalizes, OwnQueries<T, Map, Rotates>>;
+using KeyGradientCausal =
+    FeatureGradient<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, 2, Side::keys, Normalizes,
+                    OwnTokens<T, Map, Rotates, Side::queries>>;
 
 template <class T, class Map, bool Rotates, int Dim, Sight sees, bool Divides>
 using Pairs = PairTraits<T, Map, Rotates, Dim, Dim, sees, Divides>;

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <limits>
 #include <mhla/cuda/fused/block_mixing.cuh>
-#include <mhla/cuda/fused/key_sum_mixing.cuh>
 #include <mhla/cuda/fused/mixing_gradient.cuh>
 #include <mhla/cuda/paths/operands.cuh>
 #include <mhla/testing/random_tensor.hpp>
@@ -445,8 +444,8 @@ struct GradientCall {
   std::vector<float> run(const Summaries<T>& grad_mixed, const Summaries<T>& summaries,
                          std::vector<float> parts) const {
     const auto device = machine::device_within_a_call();
-    const SummaryRows<const T> a = grad_mixed.rows;
-    const SummaryRows<const T> b = summaries.rows;
+    const SummaryRows<T> a = grad_mixed.rows;
+    const SummaryRows<T> b = summaries.rows;
     const long launches = machine::context().launches;
     traffic::Watch watch;
     watch("dS~", grad_mixed.memory.data(), static_cast<Index>(grad_mixed.memory.size()));
@@ -621,7 +620,7 @@ struct KeySumCall {
     watch("result", result.memory.data(), static_cast<Index>(result.memory.size()));
     fused::mix_key_sums(device, shape, adjoint, mixing.view(), source.rows, result.rows);
     // Threads of eight rows each read what the rows of their tile see.
-    const Index side = fused::KeySumMixingWork(shape, adjoint).rows;
+    const Index side = fused::MixKeySums(shape, adjoint, {}, {}, {}).rows;
     Index read = 0;
     for (Index first = 0; first < result.blocks; first += side) {
       const Index end = std::min(first + side, result.blocks);

@@ -5,8 +5,7 @@
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/feature_gradient.cuh>
 #include <mhla/cuda/fused/quadratic.cuh>
-#include <mhla/cuda/fused/quadratic_key_gradient.cuh>
-#include <mhla/cuda/fused/quadratic_query_gradient.cuh>
+#include <mhla/cuda/fused/quadratic_gradient.cuh>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/fused/resident.cuh>
 #include <mhla/cuda/token_block.cuh>

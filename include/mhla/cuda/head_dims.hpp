@@ -52,7 +52,7 @@ inline constexpr const char* fused_head_dims_said = MHLA_FUSED_HEAD_DIMS_SAID;
 
 /// Tokens of a tile: fewer if rows are long.
 MHLA_HOST_DEVICE constexpr int tile_rows(Index key_dim) { return key_dim > 128 ? 32 : 64; }
-/// Strips of a row of features (fused/strips.cuh): elements of each half, 16 or 8 bytes, and the
+/// Strips of a row of features (fused/features.cuh): elements of each half, 16 or 8 bytes, and the
 /// lanes that share a row, as few as give every thread a row of a tile.
 MHLA_HOST_DEVICE constexpr int strip_width(Index dim) { return dim % 64 == 0 ? 8 : 4; }
 MHLA_HOST_DEVICE constexpr int lanes_of_row(Index dim) {

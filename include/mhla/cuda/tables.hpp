@@ -241,7 +241,7 @@ struct RotationTable {
     return row;
   }
   /// The pair whose angle is n-th in a row. Kernels that process a row in strips of elements (see
-  /// fused/strips.cuh) read vectors of two angles, of which those of all strips are adjacent.
+  /// fused/features.cuh) read vectors of two angles, of which those of all strips are adjacent.
   MHLA_HOST_DEVICE Index pair_of(Index n) const {
     if (strip == 0) return n;
     const Index strips = pairs / strip;

@@ -2,8 +2,10 @@
 // Products of tiles by a block's warps, accumulated in registers in float.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <mhla/core/config.hpp>
+#include <mhla/core/scalar.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/tile.cuh>
 #include <type_traits>
@@ -11,6 +13,13 @@
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
+
+/// 1 in T's format.
+template <class T>
+inline constexpr std::uint32_t one_bits = std::is_same_v<T, BFloat16> ? 0x3f80u : 0x3c00u;
+/// The bits that are all set in infinities and NaNs.
+template <class T>
+inline constexpr std::uint32_t exponent_bits = std::is_same_v<T, BFloat16> ? 0x7f80u : 0x7c00u;
 
 /// A matrix of M x N floats in the registers of WarpsM x WarpsN warps: warp w has, of its 16 x 8
 /// parts, every WarpsM-th row of parts from w % WarpsM on, and the w / WarpsM-th stretch of their
@@ -40,12 +49,6 @@ struct Accumulators {
   }
   MHLA_DEVICE static bool has_col_part(const Block& block, int j) {
     return all_col_parts % WarpsN == 0 || col_part(block, j) < all_col_parts;
-  }
-
-  MHLA_DEVICE void set_zero() {
-    for (auto& row : value)
-      for (auto& part : row)
-        for (float& element : part) element = 0;
   }
 
   MHLA_DEVICE void scale(float factor) {
@@ -179,25 +182,30 @@ MHLA_DEVICE void transpose_words(const Block& block, std::uint32_t (&word)[4]) {
 /// A factor's orientation in its tile.
 enum class Stored { not_transposed, transposed };
 
-/// Addresses of a lane's rows in matrix loads of a factor: of parts of the outer extent, two
-/// matrices or one wide, from inner index 0 on. Places outside of the tile, whose products are not
+/// Addresses of a lane's rows in matrix loads of a factor from inner index 0 on: four matrices of
+/// eight rows and columns, two from `part` on along the outer extent and two along the inner one,
+/// of which `outer` and `inner` are the lane's. Places outside of the tile, whose products are not
 /// used, become the last inside; where there are none nothing is compared.
 template <Stored stored, bool is_exact, class TileType>
-MHLA_DEVICE Shared factor_row(const TileType& tile, int outer, int outer_lane, int inner_lane) {
-  if constexpr (stored == Stored::not_transposed) {
-    const int row = outer * 8 + outer_lane;
-    return is_exact ? tile.begin + tile.chunk_offset(row, inner_lane) : tile.chunk(row, inner_lane);
-  } else {
-    const int chunk = outer + outer_lane;
-    return is_exact ? tile.begin + tile.chunk_offset(inner_lane, chunk)
-                    : tile.chunk(inner_lane, chunk);
-  }
+MHLA_DEVICE Shared factor_row(int lane, const TileType& tile, int part, int outer, int inner) {
+  constexpr bool as_stored = stored == Stored::not_transposed;
+  const int row_of_lane = (as_stored ? outer : inner) * 8 + lane % 8;
+  const int row = as_stored ? part * 8 + row_of_lane : row_of_lane;
+  const int chunk = as_stored ? 0 : part + outer;
+  return is_exact ? tile.begin + tile.chunk_offset(row, chunk) : tile.chunk(row, chunk);
 }
-/// From there to inner index k.
+/// Loads from there on inner indices [k, k + 16), or eight of them if the others are not there.
 template <Stored stored, class TileType>
-MHLA_DEVICE constexpr Shared inner_offset(int k) {
-  return stored == Stored::not_transposed ? TileType::chunk_offset(0, k / 8)
-                                          : TileType::chunk_offset(k, 0);
+MHLA_DEVICE void load_factor(Shared row, int k, int inner, bool is_half,
+                             std::uint32_t (&matrices)[4]) {
+  if constexpr (stored == Stored::not_transposed) {
+    machine::load_matrices(matrices, row + TileType::chunk_offset(0, k / 8) +
+                                         (is_half ? Shared{0} : TileType::chunk_offset(0, inner)));
+  } else {
+    machine::load_matrices_transposed(
+        matrices, row + TileType::chunk_offset(k, 0) -
+                      (is_half ? TileType::chunk_offset(inner * 8, 0) : Shared{0}));
+  }
 }
 
 /// Sums of the rows of a product's first factor, of which each warp has those of its parts.
@@ -207,7 +215,7 @@ struct RowSums {
 
   /// Adds the 16 columns of part i.
   MHLA_DEVICE void operator()(int i, const std::uint32_t (&rows)[4]) {
-    constexpr std::uint32_t ones = std::is_same_v<T, BFloat16> ? 0x3f803f80u : 0x3c003c00u;
+    constexpr std::uint32_t ones = one_bits<T> << 16 | one_bits<T>;
     machine::multiply_add<T>(value[i], rows, ones, ones);
   }
   MHLA_DEVICE void set_zero() {
@@ -228,80 +236,52 @@ struct RowSums {
     }
   }
 };
-/// Uses nothing of a factor.
-struct NoUse {
-  MHLA_DEVICE void operator()(int, const std::uint32_t (&)[4]) const {}
-};
-
 /// sum += a b, of inner extent K, a multiple of 8. use(i, rows) gets each part of a, 16 x 16, as
 /// the i-th row of parts multiplies it; K is then a multiple of 16. The warps of the block meet.
 template <class T, int K, Stored a_stored, Stored b_stored, int M, int N, int WarpsM, int WarpsN,
-          class TileA, class TileB, class Use = const NoUse>
+          class TileA, class TileB, class Use = const Ignore>
 MHLA_DEVICE void multiply_add(const Block& block, Accumulators<M, N, WarpsM, WarpsN>& sum,
-                              const TileA& a, const TileB& b, Use& use = NoUse()) {
+                              const TileA& a, const TileB& b, Use& use = Ignore()) {
   using Sum = Accumulators<M, N, WarpsM, WarpsN>;
   constexpr bool a_as_stored = a_stored == Stored::not_transposed;
   constexpr bool b_as_stored = b_stored == Stored::not_transposed;
-  static_assert(K % (std::is_same_v<Use, const NoUse> ? 8 : 16) == 0);
+  static_assert(K % (std::is_same_v<Use, const Ignore> ? 8 : 16) == 0);
   static_assert(a_as_stored ? TileA::rows >= M && TileA::cols >= K
                             : TileA::rows >= K && TileA::cols >= M);
   static_assert(b_as_stored ? TileB::rows >= K && TileB::cols >= N
                             : TileB::rows >= N && TileB::cols >= K);
   constexpr bool a_exact = M % 16 == 0 && Sum::all_row_parts % WarpsM == 0;
   constexpr bool b_exact = Sum::col_parts % 2 == 0 && Sum::all_col_parts % WarpsN == 0;
+  // The outer extent of b lies along columns of its tile, if that is not transposed.
+  constexpr Stored b_outer = b_as_stored ? Stored::transposed : Stored::not_transposed;
   const int lane = block.lane();
-  const int in_eight = lane % 8;
   const int second = lane / 8 % 2;  // of a pair of matrices
   const int upper = lane / 16;      // pair
-
   Shared of_a[std::size_t{Sum::row_parts}];
   MHLA_DEVICE_UNROLL
-  for (int i = 0; i < Sum::row_parts; ++i) {
-    const int part = Sum::row_part(block, i) * 2;
-    of_a[i] = a_as_stored
-                  ? factor_row<Stored::not_transposed, a_exact>(a, part, second * 8 + in_eight, 0)
-                  : factor_row<Stored::transposed, a_exact>(a, part, second, upper * 8 + in_eight);
-  }
+  for (int i = 0; i < Sum::row_parts; ++i)
+    of_a[i] = factor_row<a_stored, a_exact>(lane, a, Sum::row_part(block, i) * 2, second, upper);
   constexpr int pairs = (Sum::col_parts + 1) / 2;  // of parts, one load each
   Shared of_b[std::size_t{pairs}];
   MHLA_DEVICE_UNROLL
-  for (int j = 0; j < pairs; ++j) {
-    const int part = Sum::col_part(block, 2 * j);
-    of_b[j] = b_as_stored
-                  ? factor_row<Stored::transposed, b_exact>(b, part, upper, second * 8 + in_eight)
-                  : factor_row<Stored::not_transposed, b_exact>(b, part, upper * 8 + in_eight, 0);
-  }
+  for (int j = 0; j < pairs; ++j)
+    of_b[j] = factor_row<b_outer, b_exact>(lane, b, Sum::col_part(block, 2 * j), upper, second);
 
   MHLA_DEVICE_UNROLL
   for (int k = 0; k < K; k += 16) {
-    const bool is_half = k + 16 > K;  // 8 are left: what lies beyond is neither loaded nor used
+    const bool is_half = k + 16 > K;
     std::uint32_t rows[std::size_t{Sum::row_parts}][4];
     MHLA_DEVICE_UNROLL
     for (int i = 0; i < Sum::row_parts; ++i) {
       if (!Sum::has_row_part(block, i)) continue;
-      if constexpr (a_as_stored) {
-        machine::load_matrices(rows[i], of_a[i] + inner_offset<Stored::not_transposed, TileA>(k) +
-                                            (is_half ? Shared{0} : TileA::chunk_offset(0, upper)));
-      } else {
-        machine::load_matrices_transposed(
-            rows[i], of_a[i] + inner_offset<Stored::transposed, TileA>(k) -
-                         (is_half ? TileA::chunk_offset(upper * 8, 0) : Shared{0}));
-      }
+      load_factor<a_stored, TileA>(of_a[i], k, upper, is_half, rows[i]);
       use(i, rows[i]);
     }
     MHLA_DEVICE_UNROLL
     for (int j = 0; j < Sum::col_parts; j += 2) {
       if (!Sum::has_col_part(block, j)) continue;
       std::uint32_t columns[4];
-      if constexpr (b_as_stored) {
-        machine::load_matrices_transposed(
-            columns, of_b[j / 2] + inner_offset<Stored::transposed, TileB>(k) -
-                         (is_half ? TileB::chunk_offset(second * 8, 0) : Shared{0}));
-      } else {
-        machine::load_matrices(columns, of_b[j / 2] +
-                                            inner_offset<Stored::not_transposed, TileB>(k) +
-                                            (is_half ? Shared{0} : TileB::chunk_offset(0, second)));
-      }
+      load_factor<b_outer, TileB>(of_b[j / 2], k, second, is_half, columns);
       MHLA_DEVICE_UNROLL
       for (int next = 0; next < 2; ++next) {
         if (j + next >= Sum::col_parts || !Sum::has_col_part(block, j + next)) continue;
@@ -318,6 +298,92 @@ MHLA_DEVICE void multiply_add(const Block& block, Accumulators<M, N, WarpsM, War
       }
     }
   }
+}
+
+// Products of which rows do not see all inner rows: a coefficient of 0 would not keep a NaN from
+// them. Non-finite elements become zero before they are multiplied, by the same instructions in the
+// same order as where all is finite, so that what a row does not see changes no bit of it.
+
+MHLA_DEVICE float not_a_number() {
+  return scalar_traits::reinterpret<float>(std::uint32_t{0x7fc00000});
+}
+/// Replaces non-finite elements by zero; returns a pair with a one for each of them.
+template <class T>
+MHLA_DEVICE std::uint32_t take_out_not_finite(std::uint32_t& pair) {
+  constexpr std::uint32_t exponent = exponent_bits<T>;
+  constexpr std::uint32_t one = one_bits<T>;
+  const bool first = (pair & exponent) == exponent;
+  const bool second = (pair >> 16 & exponent) == exponent;
+  pair &= (first ? 0 : 0xffffu) | (second ? 0 : 0xffff0000u);
+  return (first ? one : 0) | (second ? one << 16 : 0);
+}
+
+/// sums += a b for 16 rows of a, 16 columns of which read_a(k, registers) reads, and rows
+/// [row, row + K) of b, which has infinities, `count` parts of eight columns from `column` on. Sums
+/// that see one, by sees(half, row of b), become NaN. The warp meets.
+template <class T, int K, std::size_t Parts, class ReadA, class TileB, class Sees>
+MHLA_DEVICE void multiply_add_seen(const Block& block, float (&sums)[Parts][4], const ReadA& read_a,
+                                   const TileB& b, int row, int column, int count,
+                                   const Sees& sees) {
+  float kept[Parts][4];  // in memory: registers have no addresses, and this is rare
+  MHLA_DEVICE_UNROLL
+  for (std::size_t part = 0; part < Parts; ++part)
+    for (int e = 0; e < 4; ++e) kept[part][e] = sums[part][e];
+  MHLA_DEVICE_ROLLED
+  for (int part = 0; part < count; ++part) {
+    std::uint32_t found[2] = {0, 0};
+    MHLA_DEVICE_ROLLED
+    for (int r = row; r < row + K; ++r) {
+      auto pair = machine::read<std::uint32_t>(b.at(r, column + part * 8 + block.lane() % 4 * 2));
+      const std::uint32_t here = take_out_not_finite<T>(pair);
+      for (int half = 0; half < 2; ++half)
+        if (sees(half, r)) found[half] |= here;
+    }
+    float c[4];
+    for (int e = 0; e < 4; ++e)
+      c[e] = (found[e / 2] >> e % 2 * 16 & 0xffffu) == 0 ? kept[part][e] : not_a_number();
+    MHLA_DEVICE_ROLLED
+    for (int k = 0; k < K; k += 16) {
+      std::uint32_t of_a[4], of_b[4];
+      read_a(k, of_a);
+      machine::load_matrices_transposed(of_b, b.at(row + k + block.lane() % 16, column + part * 8));
+      take_out_not_finite<T>(of_b[0]);
+      take_out_not_finite<T>(of_b[1]);
+      machine::multiply_add<T>(c, of_a, of_b[0], of_b[1]);
+    }
+    for (int e = 0; e < 4; ++e) kept[part][e] = c[e];
+  }
+  MHLA_DEVICE_UNROLL
+  for (std::size_t part = 0; part < Parts; ++part)
+    for (int e = 0; e < 4; ++e) sums[part][e] = kept[part][e];
+}
+
+/// 16 x 16 elements of a matrix, as operands of products: one if a row of the result sees an inner
+/// row, by sees(row, inner row).
+template <class T, class Sees>
+MHLA_DEVICE void ones_where_seen(const Block& block, int first_row, int first, const Sees& sees,
+                                 std::uint32_t (&ones)[4]) {
+  MHLA_DEVICE_UNROLL
+  for (int x = 0; x < 4; ++x) {
+    const int row = first_row + block.lane() / 4 + x % 2 * 8;
+    const int at = first + x / 2 * 8 + block.lane() % 4 * 2;
+    ones[x] = (sees(row, at) ? one_bits<T> : 0) | (sees(row, at + 1) ? one_bits<T> << 16 : 0);
+  }
+}
+
+/// If rows see different inner rows, a coefficient of zero would not keep a NaN from rows that do
+/// not see it. So non-finite elements become zero, and sums of rows that see at least one become
+/// NaN.
+template <class T>
+MHLA_DEVICE void guard_unseen(const std::uint32_t (&sees)[4], std::uint32_t& upper,
+                              std::uint32_t& lower, float (&to)[4]) {
+  const std::uint32_t of_upper = take_out_not_finite<T>(upper);
+  const std::uint32_t of_lower = take_out_not_finite<T>(lower);
+  float count[4] = {};
+  machine::multiply_add<T>(count, sees, of_upper, of_lower);
+  MHLA_DEVICE_UNROLL
+  for (int x = 0; x < 4; ++x)
+    if (count[x] > 0) to[x] = not_a_number();
 }
 
 }  // namespace cuda::fused

@@ -20,6 +20,12 @@ using machine::Shared;
 /// Elements of a chunk, the 16 bytes that copies and matrix loads move.
 inline constexpr int chunk_size = 8;
 
+/// Where a function is asked for, and nothing is to be done.
+struct Ignore {
+  template <class... Args>
+  MHLA_DEVICE void operator()(const Args&...) const {}
+};
+
 /// Whether a warp's accesses to shared memory are free of bank conflicts. Each has `Size` bytes, a
 /// multiple of 4, at at(lane); 128 bytes are served at once.
 template <int Size, class At>
@@ -85,6 +91,12 @@ struct DenseTile {
   MHLA_DEVICE Shared chunk(int row, int c) const {
     return begin + chunk_offset(row < Rows ? row : Rows - 1, c < chunks ? c : chunks - 1);
   }
+};
+
+/// Adjacent elements that are accessed together.
+template <class U, int Count>
+struct alignas(Count * sizeof(U)) Vector {
+  U element[std::size_t{Count}];
 };
 
 /// A row of a tensor, from some column on; empty if its token is absent.

@@ -10,7 +10,6 @@
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/chip/unseen.cuh>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -5,22 +5,23 @@
 //   S~_(i,g) = sum_b m^g_ib S_b         causal: over b <= i - lag only
 //   dS_b     = sum_(i,g) m^g_ib dS~_(i,g)
 //
+// and of key sums z likewise, in float.
+//
 // A summary is a row of `width` elements here. The matrix is split into m = hi + lo, both of the
 // summaries' type, so that its rounding does not affect the result; with Half, entries are limited
 // to 65504. Summaries have one plane, or two that add up likewise.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/chip/unseen.cuh>
 #include <mhla/cuda/fused/block_mixing.hpp>
-#include <type_traits>
+#include <mhla/cuda/fused/tokens.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -38,12 +39,6 @@ struct SummaryRows {
   Index unit_stride = 0;
   Index row_stride = 0;
   Index matrix_stride = 0;
-
-  // NOLINTNEXTLINE: adds const only
-  template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
-  operator SummaryRows<U>() const {
-    return {data, planes, plane_stride, unit_stride, row_stride, matrix_stride};
-  }
 };
 
 /// Matrices of mix: element (i, b) of head h lies at data[h * head_stride + i * row_stride + b].
@@ -53,35 +48,6 @@ struct MixingMatrices {
   Index row_stride = 0;
   bool is_new = false;  // none of our kernels runs between the one that fills them and this one
 };
-
-/// 16 x 16 elements of a matrix, as operands of products: one if a row of the result sees an inner
-/// row, by sees(row, inner row).
-template <class T, class Sees>
-MHLA_DEVICE void ones_where_seen(const Block& block, int first_row, int first, const Sees& sees,
-                                 std::uint32_t (&ones)[4]) {
-  constexpr std::uint32_t one = std::is_same_v<T, BFloat16> ? 0x3f80 : 0x3c00;
-  MHLA_DEVICE_UNROLL
-  for (int x = 0; x < 4; ++x) {
-    const int row = first_row + block.lane() / 4 + x % 2 * 8;
-    const int at = first + x / 2 * 8 + block.lane() % 4 * 2;
-    ones[x] = (sees(row, at) ? one : 0) | (sees(row, at + 1) ? one << 16 : 0);
-  }
-}
-
-/// If rows see different inner rows, a coefficient of zero would not keep a NaN from rows that do
-/// not see it. So non-finite elements become zero, and sums of rows that see at least one become
-/// NaN.
-template <class T>
-MHLA_DEVICE void guard_unseen(const std::uint32_t (&sees)[4], std::uint32_t& upper,
-                              std::uint32_t& lower, float (&to)[4]) {
-  const std::uint32_t of_upper = take_out_not_finite<T>(upper);
-  const std::uint32_t of_lower = take_out_not_finite<T>(lower);
-  float count[4] = {};
-  machine::multiply_add<T>(count, sees, of_upper, of_lower);
-  MHLA_DEVICE_UNROLL
-  for (int x = 0; x < 4; ++x)
-    if (count[x] > 0) to[x] = scalar_traits::reinterpret<float>(std::uint32_t{0x7fc00000});
-}
 
 /// Asynchronously copies rows [first, end) of a part of a matrix into the same rows of a tile, and
 /// zeros into its other rows of [zeros_first, zeros_end) and after `cols` columns.
@@ -123,7 +89,7 @@ struct MixBlocks {
 
   MixingWork work;
   MixingMatrices mixing;
-  SummaryRows<const T> source;
+  SummaryRows<T> source;
   SummaryRows<T> result;
 
   /// A tile of a result.
@@ -413,7 +379,7 @@ struct MixBlocks {
                           multiply_part(part, kept[part]);
                       });
       if (work.past_only && has_not_finite(sum)) {
-        sum.set_zero();
+        sum = {};
         multiply_guarded(machine::known_anew(block), current, 0, 1 - stage, sum);
         // No registers keep the matrix meanwhile.
         for (Coefficients& of_part : kept) of_part = {};
@@ -448,11 +414,136 @@ struct MixBlocks {
   }
 };
 
+/// z~ = m z or, as its adjoint, dz = m^T dz~, of rows of one plane, aligned to 16 bytes. A thread
+/// block computes a tile of one result: a thread one column of eight rows, as many threads side by
+/// side as there are columns.
+struct MixKeySums {
+  static constexpr int threads = 128;
+  static constexpr int rows_of_thread = 8;
+  static constexpr int staged_weights = 1024;
+  static constexpr int shared_bytes = 4 * staged_weights;
+  static constexpr int min_blocks_per_sm = 4;
+  static constexpr int step = 8;  // inner rows loaded at once
+
+  MixingWork work;  // `width` is that of a key sum, a multiple of 4
+  MixingMatrices matrices;
+  SummaryRows<float> source;
+  SummaryRows<float> result;
+  Index units;
+  int columns;  // of a tile, whole warps
+  int rows;
+  int column_tiles;
+  int row_tiles;
+
+  MixKeySums(const MixingShape& shape, bool adjoint, const MixingMatrices& mixing,
+             const SummaryRows<float>& from, const SummaryRows<float>& to)
+      : work(shape, adjoint),
+        matrices(mixing),
+        source(from),
+        result(to),
+        units(shape.units),
+        columns(std::clamp((work.width + 31) / 32 * 32, 32, threads)),
+        rows(threads / columns * rows_of_thread),
+        column_tiles((work.width + columns - 1) / columns),
+        row_tiles((work.rows + rows - 1) / rows) {}
+
+  Index blocks() const {
+    return checked_mul(checked_mul(units, work.outputs), Index{row_tiles} * column_tiles);
+  }
+
+  MHLA_DEVICE void operator()(const Block& block) const {
+    machine::wait_for_earlier_kernels();
+    BlockIndices index(block);
+    const int first_column = index.next(column_tiles) * columns;
+    const int first_row = index.next(row_tiles) * rows;
+    const int output = index.next(work.outputs);
+    const auto unit = static_cast<int>(index.rest);
+
+    const int group = block.thread / columns;  // of rows
+    const int row = first_row + group * rows_of_thread;
+    const int column = first_column + block.thread % columns;
+    const int end_row = first_row + rows < work.rows ? first_row + rows : work.rows;
+    const bool idle = row >= end_row || column >= work.width;
+    const int begin = work.inner_begin(first_row);
+    const int end = work.inner_end(end_row);
+    const int staged = staged_weights / rows;
+    float sum[std::size_t{rows_of_thread}] = {};
+    for (int matrix = 0; matrix < work.summed; ++matrix) {
+      const int head = unit % work.kv_heads * work.matrices + output + matrix;
+      const float* const from =
+          source.data + unit * source.unit_stride + matrix * source.matrix_stride + column;
+      for (int first = begin; first < end; first += staged) {
+        const int last = end < first + staged ? end : first + staged;
+        block.sync();
+        stage(block, matrices.data + head * matrices.head_stride, first_row, first, last - first);
+        block.sync();
+        if (idle) continue;
+        if (work.past_only) {
+          add<true>(from, row, group, first, last, sum);
+        } else {
+          add<false>(from, row, group, first, last, sum);
+        }
+      }
+    }
+    if (idle) return;
+    float* const to = result.data + unit * result.unit_stride + output * result.matrix_stride +
+                      row * result.row_stride + column;
+    MHLA_DEVICE_UNROLL
+    for (int r = 0; r < rows_of_thread; ++r)
+      if (row + r < work.rows) machine::store_to(to + r * result.row_stride, sum[r]);
+  }
+
+  /// Weights of `count` inner rows from `first` on, and up to whole steps, one after the other; 0
+  /// where unseen.
+  MHLA_DEVICE void stage(const Block& block, const float* matrix, int first_row, int first,
+                         int count) const {
+    const int inner = (count + step - 1) / step * step;
+    for (int n = block.thread; n < inner * rows; n += threads) {
+      // Threads follow memory order.
+      const int r = work.adjoint ? n % rows : n / inner;
+      const int k = work.adjoint ? n / rows : n % inner;
+      const int row = first_row + r;
+      const int at = first + k;
+      const Index offset =
+          work.adjoint ? at * matrices.row_stride + row : row * matrices.row_stride + at;
+      machine::write(static_cast<Shared>((k * rows + r) * 4),
+                     work.sees(row, at) ? machine::load_from(matrix + offset) : 0.0f);
+    }
+  }
+
+  /// Adds inner rows [first, end). What a row does not see may be NaN, so it is not even multiplied
+  /// by 0.
+  template <bool past_only>
+  MHLA_DEVICE void add(const float* from, int row, int group, int first, int end,
+                       float (&sum)[std::size_t{rows_of_thread}]) const {
+    for (int k = 0; first + k < end; k += step) {
+      float value[std::size_t{step}];
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < step; ++e) {
+        const int at = first + k + e;
+        value[e] = at < end ? machine::load_from(from + at * source.row_stride) : 0.0f;
+      }
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < step; ++e) {
+        const auto weights = static_cast<Shared>(((k + e) * rows + group * rows_of_thread) * 4);
+        MHLA_DEVICE_UNROLL
+        for (int r = 0; r < rows_of_thread; r += 4) {
+          const auto four = machine::read<Vector<float, 4>>(weights + static_cast<Shared>(r * 4));
+          MHLA_DEVICE_UNROLL
+          for (int x = 0; x < 4; ++x)
+            if (!past_only || work.sees(row + r + x, first + k + e))
+              sum[r + x] += four.element[x] * value[e];
+        }
+      }
+    }
+  }
+};
+
 /// S~ = m S, in place if mixes_in_place(), or, if `adjoint`, dS = m^T dS~.
 template <class T>
 void mix(const CudaDevice& device, const MixingShape& shape, bool adjoint,
-         const MixingMatrices& mixing, const std::type_identity_t<SummaryRows<const T>>& source,
-         const SummaryRows<T>& result, Index max_blocks = resident_thread_blocks) {
+         const MixingMatrices& mixing, const SummaryRows<T>& source, const SummaryRows<T>& result,
+         Index max_blocks = resident_thread_blocks) {
   const MixingWork work(shape, adjoint, max_blocks);
   if (source.data == result.data && !(work.keeps && work.rows <= work.inner && work.outputs == 1))
     throw ShapeError(
@@ -470,6 +561,14 @@ void mix(const CudaDevice& device, const MixingShape& shape, bool adjoint,
     run_of_planes.template operator()<1>();
   else
     run_of_planes.template operator()<2>();
+}
+
+/// z~ = m z or, if `adjoint`, dz = m^T dz~; the width of `shape` is that of a key sum.
+inline void mix_key_sums(const CudaDevice& device, const MixingShape& shape, bool adjoint,
+                         const MixingMatrices& mixing, const SummaryRows<float>& source,
+                         const SummaryRows<float>& result) {
+  const MixKeySums body(shape, adjoint, mixing, source, result);
+  machine::run(device, body.blocks(), body);
 }
 
 }  // namespace cuda::fused

@@ -19,29 +19,11 @@
 #include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/head_dims.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
-
-/// Stores four parts of a row, from element `at` on, whose pairs four lanes share: a chunk each, as
-/// narrower stores would write half sectors. The warp meets.
-template <class T, int Parts>
-MHLA_DEVICE void store_summary_parts(const Block& block, const Summaries<T>& summaries, Index at,
-                                     int present, float (&pairs)[4][2]) {
-  const int chunk = block.lane() % 4;
-  MHLA_DEVICE_UNROLL
-  for (int plane = 0; plane < Parts; ++plane) {
-    machine::Chunk rounded;
-    MHLA_DEVICE_UNROLL
-    for (int n = 0; n < 4; ++n) rounded.word[n] = split_off<T>(pairs[n][0], pairs[n][1]);
-    transpose_words(block, rounded.word);
-    if (chunk < present)
-      machine::store_to(reinterpret_cast<machine::Chunk*>(summaries.data + plane * summaries.plane +
-                                                          at + chunk * chunk_size),
-                        rounded);
-  }
-}
 
 /// Which query heads share a summary: `matrices` of them, or groups, per kv head.
 struct Sharing {
@@ -250,7 +232,6 @@ struct SummarizeBlocks {
   };
   MHLA_HOST_DEVICE static constexpr Memory memory() { return {}; }
   static constexpr int shared_bytes = memory().layout.bytes();
-  static_assert(shared_bytes <= machine::max_shared_bytes);
 
   FeatureTokens<T, typename Traits::Map, Traits::rotates> x;
   Tokens<const T> v;
@@ -262,7 +243,6 @@ struct SummarizeBlocks {
   float* sums;             // [units, blocks, matrices, key_dim]
   int blocks_at_once = 1;  // of tokens, for a thread block, whose loads so overlap with stores
 
-  /// Thread blocks for `items` items of the batch.
   Index blocks(Index items) const {
     return items * sharing.kv_heads * sharing.matrices * slices *
            ceil_div(x.x.table.blocks, Index{blocks_at_once});
@@ -334,18 +314,28 @@ struct SummarizeBlocks {
         [&](int, int i, const typename Strips<key_dim>::Elements& features) {
           key_sum.add_strip(block, i, features, sum_weight);
         },
-        [](int) {});
+        Ignore());
   }
   /// Stores a block's sums, and starts those of the next.
   MHLA_DEVICE void store(const Block& block, Index summary, int column, Sum& sum,
                          KeySum& key_sum) const {
     const Index first = summary * (key_dim * value_dim) + column;
     sum.scale(summaries.scale / weight_scale);
+    // The pairs of four lanes become a chunk of each: narrower stores would write half sectors.
+    const int chunk = block.lane() % 4;
     sum.for_each_four_parts(block, [&](int row, int col, int present, float(&pairs)[4][2]) {
-      store_summary_parts<T, Parts>(block, summaries, first + (row * value_dim + col), present,
-                                    pairs);
+      T* const to = summaries.data + first + (row * value_dim + col) + chunk * chunk_size;
+      MHLA_DEVICE_UNROLL
+      for (int plane = 0; plane < Parts; ++plane) {
+        Chunk rounded;
+        MHLA_DEVICE_UNROLL
+        for (int n = 0; n < 4; ++n) rounded.word[n] = split_off<T>(pairs[n][0], pairs[n][1]);
+        transpose_words(block, rounded.word);
+        if (chunk < present)
+          machine::store_to(reinterpret_cast<Chunk*>(to + plane * summaries.plane), rounded);
+      }
     });
-    sum.set_zero();
+    sum = {};
     if (column != 0) return;  // and their key sums stay, which nobody reads
     key_sum.finish(block, [&](int col, float of_column) {
       machine::store_to(sums + summary * key_dim + col, of_column);

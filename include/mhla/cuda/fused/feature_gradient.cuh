@@ -29,10 +29,10 @@
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/strips.cuh>
 #include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -118,7 +118,6 @@ struct FeatureGradient {
                 "sixteens, into which they cannot be cut here");
   MHLA_HOST_DEVICE static constexpr MemoryOf<slice, own_slice> memory() { return {}; }
   static constexpr int shared_bytes = memory().bytes;
-  static_assert(shared_bytes <= machine::max_shared_bytes);
   /// A slice of dv. If pairs are added to them, all are kept.
   using ValueSum = Accumulators<rows, slice, rows / 16, sums_of_row>;
   static constexpr bool keeps_values = !of_queries && adds_own;
@@ -140,7 +139,6 @@ struct FeatureGradient {
   std::conditional_t<of_queries, QueryNumbers, ValueGradient<T>> other;
   Own own;
 
-  /// Thread blocks for `items` items of the batch.
   Index blocks(Index items) const {
     const BlockTable& table = x.x.table;
     return items * table.blocks * table.tiles_of_block(rows) * sharing.all_heads();
@@ -208,8 +206,8 @@ struct FeatureGradient {
   MHLA_DEVICE static Shared number(Number which, int row) {
     return memory().numbers.at(which * rows + row);
   }
-  MHLA_DEVICE static Shared own_number(int part, int row) {
-    return memory().own_numbers.at(part * rows + row);
+  MHLA_DEVICE static SharedArray<float> own_numbers(int part) {
+    return {memory().own_numbers.at(part * rows)};
   }
   /// A slice of a tile of all columns.
   template <class Values>
@@ -266,7 +264,7 @@ struct FeatureGradient {
       machine::write(slice_of(memory().values, n).at(row, col),
                      machine::rounded_pair<T>(first, second));
     });
-    sum.set_zero();
+    sum = {};
   }
 
   /// z, of the lane's strips.
@@ -321,8 +319,8 @@ struct FeatureGradient {
       float scores = 0, products = 0;
       if constexpr (adds_own)
         for (int part = 0; part < sums_of_row; ++part) {
-          scores += machine::read<float>(own_number(part, row));
-          products += machine::read<float>(own_number(sums_of_row + part, row));
+          scores += machine::read<float>(own_numbers(part).at(row));
+          products += machine::read<float>(own_numbers(sums_of_row + part).at(row));
         }
       float r = 1, c = 0;
       if constexpr (divides) {
@@ -348,6 +346,7 @@ struct FeatureGradient {
   MHLA_DEVICE void make_own_products(const Block& block, const TokenRange& y,
                                      Scores<rows>& products) const {
     const FeatureTile& features = memory().own_features;
+    products = {};
     for (int s = 0; s < own_slices; ++s) {
       block.sync();  // what was in the tiles has been read
       if (s == 0) copy_tokens<threads>(block, own.y.x, y, features);
@@ -360,7 +359,7 @@ struct FeatureGradient {
     }
     make_features<threads>(block, own.y, y, features);
     block.sync();
-    look_for_infinities<threads>(block, features, exponent_bits<T>, memory().flags.begin);
+    look_for_infinities<T, threads>(block, features, memory().flags);
   }
   /// gradient += W phi^r(y) for the pairs' weights W, rounded here.
   template <class Weight>
@@ -373,7 +372,7 @@ struct FeatureGradient {
     });
     block.sync();
     add_pairs<T>(block, gradient, memory().scores, memory().own_features,
-                 found_infinities<warps>(memory().flags.begin), pair_counts);
+                 found_infinities<warps>(memory().flags), pair_counts);
   }
 
   /// The queries' sums over pairs, r and c; then the pairs' part of the gradient.
@@ -398,16 +397,15 @@ struct FeatureGradient {
     };
     if constexpr (!divides) gradient.scale(scale);
     for_each_own_tile<rows>(own, table, range, kv_head, [&](const TokenRange& y) {
-      products.set_zero();
       make_own_products(block, y, products);
       Scores<rows> scores;
       multiply_add<T, key_dim, Stored::not_transposed, Stored::transposed>(
           block, scores, memory().x, memory().own_features);
       keep_counted(block, scores, range, y);
-      add_row_sums<rows>(block, scores, own_number(0, 0));
+      add_row_sums<rows>(block, scores, own_numbers(0));
       scores.multiply(products);
       keep_counted(block, scores, range, y);  // 0 times a possibly infinite number
-      add_row_sums<rows>(block, scores, own_number(sums_of_row, 0));
+      add_row_sums<rows>(block, scores, own_numbers(sums_of_row));
       if constexpr (!divides)
         if (wanted) add_pairs_of(y);
     });
@@ -426,7 +424,6 @@ struct FeatureGradient {
       const int begin = table.begin_of(table.block_of(range.begin));
       for (; y.begin >= begin; y.begin -= rows) {
         if (y.begin != range.begin) {
-          products.set_zero();
           make_own_products(block, y, products);
         }
         add_pairs_of(y);
@@ -454,11 +451,11 @@ struct FeatureGradient {
       block.sync();  // the previous tile's numbers have been read
       if constexpr (Normalizes) {
         const Index first = first_number(table, sharing.kv_heads, own.heads(), y);
-        copy_numbers<threads, rows>(block, own.weights, first, y, 1.0f, own_number(0, 0));
-        copy_numbers<threads, rows>(block, own.sum_weights, first, y, 0.0f, own_number(1, 0));
+        copy_numbers<threads, rows>(block, own.weights, first, y, 1.0f, own_numbers(0));
+        copy_numbers<threads, rows>(block, own.sum_weights, first, y, 0.0f, own_numbers(1));
       }
       const auto weight_of = [&](int j) {
-        return mixing * scale * (Normalizes ? machine::read<float>(own_number(0, j)) : 1.0f);
+        return mixing * scale * (Normalizes ? machine::read<float>(own_numbers(0).at(j)) : 1.0f);
       };
       Scores<rows> products;
       make_own_products(block, y, products);
@@ -466,7 +463,7 @@ struct FeatureGradient {
           block, range, y, products,
           [&](int, int j, float d) {
             if constexpr (Normalizes)
-              return weight_of(j) * (d + machine::read<float>(own_number(1, j)));
+              return weight_of(j) * (d + machine::read<float>(own_numbers(1).at(j)));
             return weight_of(j) * d;
           },
           gradient);
@@ -488,7 +485,7 @@ struct FeatureGradient {
     write_scores<T>(block, scores, memory().scores, [&](int t, int j, float p) {
       return pair_counts(t, j) ? weight_of(j) * p : 0.0f;
     });
-    const Shared flags = memory().flags.begin;
+    const auto flags = memory().flags;
     MHLA_DEVICE_UNROLL
     for (int n = slices - 1; n >= 0; --n) {
       if (own_slices > 1 && n + 1 < slices) {
@@ -499,7 +496,7 @@ struct FeatureGradient {
         block.sync();
       }
       if (own_slices > 1 || n + 1 == slices) {
-        look_for_infinities<threads>(block, memory().own_values, exponent_bits<T>, flags);
+        look_for_infinities<T, threads>(block, memory().own_values, flags);
         block.sync();
       }
       add_pairs<T>(block, value_sums[n], memory().scores,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The adjoint of the mixing of 16-bit summaries in the matrix (arXiv 2601.07832, eq. 4), on tensor
-// cores:
+// The adjoint of the mixing of 16-bit summaries and of key sums in the matrix (arXiv 2601.07832,
+// eq. 4), of summaries on tensor cores:
 //
-//   dm^g_ib = <dS~_(i,g), S_b>     causal: for b <= i - lag only
+//   dm^g_ib = <dS~_(i,g), S_b> + <dz~_(i,g), z_b>     causal: for b <= i - lag only
 //
-// Sums over columns are cut into splits, whose parts of dm are kept apart.
+// Sums over a summary's columns are cut into splits, whose parts of dm are kept apart.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -44,8 +44,8 @@ struct MultiplyMixedSummaries {
   static constexpr int min_blocks_per_sm = 2;
 
   MixingGradientWork work;
-  SummaryRows<const T> grad_mixed;
-  SummaryRows<const T> summaries;
+  SummaryRows<T> grad_mixed;
+  SummaryRows<T> summaries;
   MixingGradients to;
 
   MHLA_DEVICE static Factor factor(int stage, int which, int plane) {
@@ -54,13 +54,11 @@ struct MultiplyMixedSummaries {
 
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();
-    Index rest = block.number;
-    const Index b = rest % work.key_tiles * Side;
-    rest /= work.key_tiles;
-    const Index i = rest % work.query_tiles * Side;
-    rest /= work.query_tiles;
-    const Index split = rest % work.splits;
-    const Index part = rest / work.splits;  // unit and matrix
+    BlockIndices index(block);
+    const Index b = index.next(work.key_tiles) * Side;
+    const Index i = index.next(work.query_tiles) * Side;
+    const Index split = index.next(work.splits);
+    const Index part = index.rest;  // unit and matrix
     const auto at_most_side = [](Index n) { return n < Side ? static_cast<int>(n) : Side; };
     const int queries = at_most_side(work.query_blocks - i);
     const int keys = at_most_side(work.key_blocks - b);
@@ -114,7 +112,7 @@ struct MultiplyMixedSummaries {
  private:
   /// Copies a step's columns of `count` rows, from `first` on, to a factor's tiles.
   MHLA_DEVICE void copy_columns(const Block& block, int which, const T* first,
-                                const SummaryRows<const T>& rows, int count, Index step,
+                                const SummaryRows<T>& rows, int count, Index step,
                                 int stage) const {
     const Index left = work.width - step * step_cols;
     const int cols = left < step_cols ? static_cast<int>(left) : step_cols;
@@ -125,11 +123,55 @@ struct MultiplyMixedSummaries {
   }
 };
 
+/// dm += dz~ z^T: a thread one element.
+struct AddKeySumProducts {
+  static constexpr int side = 16;
+  static constexpr int threads = side * side;
+  static constexpr int shared_bytes = 0;
+  static constexpr int min_blocks_per_sm = 2;
+
+  MixingShape shape;
+  SummaryRows<float> grad_mixed;
+  SummaryRows<float> key_sums;
+  MixingGradients to;
+
+  Index blocks() const {
+    return checked_mul(
+        checked_mul(shape.units, shape.matrices),
+        checked_mul(ceil_div(shape.query_blocks, side), ceil_div(shape.key_blocks, side)));
+  }
+
+  MHLA_DEVICE void operator()(const Block& block) const {
+    machine::wait_for_earlier_kernels();
+    BlockIndices index(block);
+    const int b = index.next(ceil_div(shape.key_blocks, side)) * side + block.thread % side;
+    const int i = index.next(ceil_div(shape.query_blocks, side)) * side + block.thread / side;
+    const int matrix = index.next(shape.matrices);
+    const Index unit = index.rest;
+    if (i >= shape.query_blocks || b >= shape.key_blocks || !sees_whole_block(shape.sight, i, b))
+      return;
+    const float* const of_query = grad_mixed.data + unit * grad_mixed.unit_stride +
+                                  matrix * grad_mixed.matrix_stride + i * grad_mixed.row_stride;
+    const float* const of_key =
+        key_sums.data + unit * key_sums.unit_stride + b * key_sums.row_stride;
+    Vector<float, 4> sum{};
+    for (Index c = 0; c < shape.width; c += 4) {
+      const auto x = machine::load_from(reinterpret_cast<const Vector<float, 4>*>(of_query + c));
+      const auto z = machine::load_from(reinterpret_cast<const Vector<float, 4>*>(of_key + c));
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < 4; ++e) sum.element[e] += x.element[e] * z.element[e];
+    }
+    float* const element =
+        to.data + unit * to.unit_stride + matrix * to.matrix_stride + i * to.row_stride + b;
+    machine::store_to(element, machine::load_from(element) + ((sum.element[0] + sum.element[1]) +
+                                                              (sum.element[2] + sum.element[3])));
+  }
+};
+
 /// dm += dS~ S^T, both in `Planes` planes, in `splits` parts.
 template <class T, int Planes>
 void mix_matrix_gradient(const CudaDevice& device, const MixingShape& shape, Index splits,
-                         const SummaryRows<const T>& grad_mixed,
-                         const SummaryRows<const T>& summaries,
+                         const SummaryRows<T>& grad_mixed, const SummaryRows<T>& summaries,
                          const MixingGradients& grad_mixing) {
   const MixingGradientWork work(shape, splits);
   const auto run = [&](const auto& body) { machine::run(device, work.blocks(), body); };

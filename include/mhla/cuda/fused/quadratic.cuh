@@ -29,7 +29,6 @@ struct AttendPairs {
   using T = typename Traits::T;
   using Operands = typename Traits::Operands;
   static constexpr int KeyDim = Traits::key_dim;
-  static constexpr int ValueDim = Traits::value_dim;
   static constexpr Sight sees = Traits::sees;
   static constexpr bool is_twofold = Traits::is_twofold;
   static constexpr int rows = Traits::tiles.own;
@@ -39,15 +38,12 @@ struct AttendPairs {
   static constexpr int row_warps = rows / 16;
   static constexpr int warps = row_warps * Traits::tiles.slices;
   static constexpr int threads = 32 * warps;
-  using Memory = PairMemory<Traits, rows, warps, false, true>;
-  using QueryTile = typename Memory::Own;
-  using KeyTile = typename Memory::Others;
-  using ValueTile = typename Memory::OtherValues;
-  using Pairs = WarpPairs<sees, false, rows, columns>;
-  using Rows = RowsInTile<KeyDim, QueryTile>;
-  using Sum = WarpRows<ValueDim / Traits::tiles.slices>;
-
-  static constexpr int shared_bytes = Memory::at.bytes;
+  using Memory = PairMemory<Traits, Side::queries, rows, warps, false>;
+  using Pairs = WarpPairs<Traits, Side::queries, rows>;
+  using Rows = RowsInTile<KeyDim, typename Memory::Own>;
+  using Sum = WarpRows<Traits::value_dim / Traits::tiles.slices>;
+  MHLA_HOST_DEVICE static constexpr Memory memory() { return {}; }
+  static constexpr int shared_bytes = memory().bytes;
   static constexpr int min_blocks_per_sm = Traits::tiles.blocks_of_sm;
 
   Operands of;
@@ -56,7 +52,6 @@ struct AttendPairs {
   float epsilon;
   float score_scale;  // of scores while they have 16 bits, a power of two
 
-  /// Thread blocks for `items` items of the batch.
   Index blocks(Index items) const {
     return items * ceil_div(of.query_entries(), rows) * of.sharing.all_heads();
   }
@@ -64,53 +59,41 @@ struct AttendPairs {
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();  // this is the first kernel of a call
     const TokenRange xs = of.template query_tile<rows>(block);
-    copy_tokens<threads>(block, of.q.x, xs, QueryTile{Memory::at.own.begin});
-    RowBlocks<rows>{Memory::at.own_blocks.begin}.look_up(block, of.q.x.table, of.packed, xs);
-    auto pairs = Memory::template pairs<Pairs>(block, of, of.k.x.table, xs.head, score_scale);
-    pairs.mixing.template keep<threads>(block, pairs.kept);
+    copy_tokens<threads>(block, of.q.x, xs, memory().own);
+    memory().own_blocks.look_up(block, of.q.x.table, of.packed, xs);
+    Pairs pairs(block, memory(), of, xs.head, score_scale);
+    pairs.template keep<threads>(block);
     Sum sum;
     float denominator[2] = {0, 0};
     RowsInRegisters<KeyDim> queries;
     for_each_key_tile<AttendPairs, false>(block, of, xs, true, pairs, [&](int tile, bool spoilt) {
-      if (tile == 0) queries.load(Rows(block, QueryTile{Memory::at.own.begin}, pairs.first_row));
-      add_tile(block, pairs, queries, Memory::others(tile), Memory::other_values(tile), spoilt, sum,
-               denominator);
+      if (tile == 0) queries.load(Rows(block, memory().own, pairs.first_row));
+      add_tile(block, pairs, queries, tile, spoilt, sum, denominator);
     });
     store_rows(block, xs, pairs.first_row, sum, denominator);
   }
 
  private:
-  MHLA_DEVICE static int first_column_of(const Block& block) {
-    return block.warp() / row_warps * Sum::cols;
-  }
-
   /// The pairs of a warp's queries and a tile of keys.
   MHLA_DEVICE void add_tile(const Block& block, const Pairs& pairs,
-                            const RowsInRegisters<KeyDim>& queries, const KeyTile& keys,
-                            const ValueTile& values, bool spoilt, Sum& sum,
+                            const RowsInRegisters<KeyDim>& queries, int tile, bool spoilt, Sum& sum,
                             float (&denominator)[2]) const {
-    [[maybe_unused]] const Rows plain_queries(block, QueryTile{Memory::at.own_plain.begin},
-                                              pairs.first_row);
+    const auto keys = memory().others(tile);
+    const auto values =
+        from_column(memory().other_values(tile), Pairs::template first_column_of<Sum::cols>(block));
     MHLA_DEVICE_UNROLL
     for (int first = 0; first < columns; first += strip) {
       const Counted counted = pairs.counted(first, strip);
       if (counted == Counted::none) continue;
       auto p = product_with_rows<T, KeyDim, strip>(block, queries, keys, first);
-      if constexpr (is_twofold) {
-        auto plain = product_with_rows<T, KeyDim, strip>(
-            block, plain_queries, KeyTile{Memory::at.others_plain.begin}, first);
-        pairs.weigh(block, plain, first, counted, [&](int, int e, float weight, float score) {
-          denominator[e / 2] += weight * score;
-          return 0.0f;
-        });
-      }
+      if constexpr (is_twofold)
+        add_plain_scores<AttendPairs>(block, pairs, first, counted, denominator);
       pairs.weigh(block, p, first, counted, [&](int, int e, float weight, float score) {
         const float weighted = weight * score;
         if constexpr (!is_twofold) denominator[e / 2] += weighted;
         return weighted;
       });
-      add_strip<T, Sum::cols>(block, pairs, sum, rounded<T>(p),
-                              from_column(values, first_column_of(block)), first,
+      add_strip<T, Sum::cols>(block, pairs, sum, rounded<T>(p), values, first,
                               spoilt && counted == Counted::some);
     }
   }
@@ -126,16 +109,16 @@ struct AttendPairs {
         denominator[half] = den;
       }
     }
-    const typename Memory::OwnValues out{Memory::at.out.begin};
+    const auto out = from_column(memory().out, Pairs::template first_column_of<Sum::cols>(block));
     block.sync();  // tiles have been read
     sum.for_each_pair(block, [&](int half, int col, float first, float second) {
       const bool is_zero = Traits::divides && denominator[half] == 0;
-      machine::write(out.at(first_row + Sum::row(block, half), first_column_of(block) + col),
+      machine::write(out.at(first_row + Sum::row(block, half), col),
                      machine::rounded_pair<T>(is_zero ? 0.0f : first * factor[half],
                                               is_zero ? 0.0f : second * factor[half]));
     });
     block.sync();
-    store_tokens<threads>(block, out, o, xs, update);
+    store_tokens<threads>(block, memory().out, o, xs, update);
   }
 };
 

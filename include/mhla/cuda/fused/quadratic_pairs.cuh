@@ -15,10 +15,10 @@
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/quadratic.hpp>
-#include <mhla/cuda/fused/strips.cuh>
 #include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -94,35 +94,25 @@ MHLA_DEVICE int end_of_sequence(const BlockTable& table, int b) {
   return end;
 }
 
-/// The keys that some of the queries [begin, end) see.
-template <Sight sees, int Rows>
-MHLA_DEVICE EntryRange<Rows> keys_seen(const BlockTable& queries, const BlockTable& keys,
-                                       bool packed, int begin, int end) {
-  EntryRange<Rows> seen{0, keys.entries()};
-  const int last = queries.block_of(end - 1);
+/// The entries that pair with some of [begin, end) of a table: the keys that these queries see, or
+/// the queries that see these keys.
+template <Sight sees, Side own, int Rows>
+MHLA_DEVICE EntryRange<Rows> paired_with(const BlockTable& table, const BlockTable& others,
+                                         bool packed, int begin, int end) {
+  constexpr bool of_queries = own == Side::queries;
+  EntryRange<Rows> found{0, others.entries()};
   if (packed) {
-    seen.begin = keys.begin_of(begin_of_sequence(queries, queries.block_of(begin)));
-    if constexpr (sees == Sight::all) seen.end = keys.begin_of(end_of_sequence(queries, last));
+    if constexpr (sees == Sight::all || of_queries)
+      found.begin = others.begin_of(begin_of_sequence(table, table.block_of(begin)));
+    if constexpr (sees == Sight::all || !of_queries)
+      found.end = others.begin_of(end_of_sequence(table, table.block_of(end - 1)));
   }
   // Both sides share a table.
-  if constexpr (sees == Sight::past_blocks) seen.end = keys.begin_of(last + 1);
-  if constexpr (sees == Sight::past_tokens) seen.end = end;
-  return seen;
-}
-/// The queries that see some of the keys [begin, end).
-template <Sight sees, int Rows>
-MHLA_DEVICE EntryRange<Rows> queries_that_see(const BlockTable& queries, const BlockTable& keys,
-                                              bool packed, int begin, int end) {
-  EntryRange<Rows> seeing{0, queries.entries()};
-  const int first = keys.block_of(begin);
-  if (packed) {
-    seeing.end = queries.begin_of(end_of_sequence(keys, keys.block_of(end - 1)));
-    if constexpr (sees == Sight::all)
-      seeing.begin = queries.begin_of(begin_of_sequence(keys, first));
-  }
-  if constexpr (sees == Sight::past_blocks) seeing.begin = queries.begin_of(first);
-  if constexpr (sees == Sight::past_tokens) seeing.begin = begin;
-  return seeing;
+  int& bound = of_queries ? found.end : found.begin;
+  if constexpr (sees == Sight::past_blocks)
+    bound = others.begin_of(of_queries ? table.block_of(end - 1) + 1 : table.block_of(begin));
+  if constexpr (sees == Sight::past_tokens) bound = of_queries ? end : begin;
+  return found;
 }
 /// Whether queries from one entry on may not see all of a tile of keys from another on.
 template <Sight sees>
@@ -180,31 +170,6 @@ MHLA_DEVICE bool sees_pair(const RowBlock& query, const RowBlock& key, int query
   return seen;
 }
 
-/// The matrix of one head, times a power of two: in shared memory if it is small, else in global
-/// memory. Its address and extents are read from the kernel's operands again, not kept in
-/// registers.
-struct MixingOfHead {
-  const MixingWeights& of;
-  int head;
-  float scale;
-
-  MHLA_DEVICE bool is_kept() const { return keeps_mixing(of.rows, of.columns); }
-  /// From global memory.
-  MHLA_DEVICE float at(const RowBlock& query, const RowBlock& key) const {
-    return scale * of.at(head, query.mix_index, key.mix_index);
-  }
-  /// Copies it to shared memory, if it is to be there.
-  template <int Threads>
-  MHLA_DEVICE void keep(const Block& block, Shared kept) const {
-    if (!is_kept()) return;
-    const auto size = of.rows * of.columns;
-    const float* const matrix = of.data + (of.heads == 1 ? 0 : head) * size;
-    for (int i = block.thread; i < size; i += Threads)
-      machine::write<float>(kept + static_cast<Shared>(i * 4),
-                            scale * machine::load_from(matrix + i));
-  }
-};
-
 /// r and c of a query, as the gradients' kernels pass them on.
 struct alignas(8) QueryWeights {
   float r;
@@ -213,96 +178,119 @@ struct alignas(8) QueryWeights {
 
 /// Shared memory of a thread block that has Rows tokens of its own, and loops over tiles of the
 /// other side's: "values" are v, y or dy.
-template <class Traits, int Rows, int Warps, bool has_own_values, bool has_own_plain>
+template <class Traits, Side own_side, int Rows, int Warps, bool has_own_values>
 struct PairMemory {
   static constexpr int columns = Traits::tiles.others;
   using Own = Tile<Rows, Traits::key_dim>;
   using OwnValues = Tile<Rows, Traits::value_dim>;
   using Others = Tile<columns, Traits::key_dim>;
   using OtherValues = Tile<columns, Traits::value_dim>;
+  using Weights = SharedArray<QueryWeights>;
   /// A part of the rows: fewer if they are long.
   static constexpr int part_rows = Rows <= 32 || Traits::key_dim > 128 ? 32 : 64;
   using Gradient = FloatTile < part_rows<Rows ? part_rows : Rows, Traits::key_dim>;
   static_assert(Rows % Gradient::rows == 0);
   static constexpr int stage_bytes = Others::bytes + OtherValues::bytes;
+  static constexpr bool has_own_plain = Traits::is_twofold && own_side == Side::queries;
 
-  struct Layout {
-    MHLA_HOST_DEVICE constexpr Layout() {}
-    SharedLayout layout{};
-    RowBlocks<Rows> own_blocks = layout.take<RowBlocks<Rows>>();
-    RowBlocks<columns> other_blocks = layout.take<RowBlocks<columns>>();
-    /// Whether a warp found infinities among the others' features, and values.
-    SharedArray<float> feature_flags = layout.take_array<float>(Warps);
-    SharedArray<float> value_flags = layout.take_array<float>(Warps);
-    SharedArray<float> mixing = layout.take_array<float>(max_kept_weights);
-    /// Of the others, three kinds.
-    SharedArray<QueryWeights> weights = layout.take_array<QueryWeights>(3 * columns);
-    SharedLayout at_end = layout;
-    OwnValues out = at_end.take<OwnValues>();  // where all tiles were
-    Own own = layout.take<Own>();
-    SharedLayout after_own = layout;
-    Gradient gradient = after_own.take<Gradient>();  // where all but `own` were
-    OwnValues own_values = layout.take<OwnValues>(has_own_values);
-    Own own_plain = layout.take<Own>(Traits::is_twofold && has_own_plain);  // unrotated features
-    Others others_plain = layout.take<Others>(Traits::is_twofold);
-    Others others = layout.take<Others>();  // of the ring's first stage
-    OtherValues other_values = layout.take<OtherValues>();
-    int stages = layout.bytes() + stage_bytes <= machine::max_shared_bytes ? 2 : 1;
-    std::uint32_t other_stages = layout.take_bytes((stages - 1) * stage_bytes);
-    int bytes = layout.go_past(at_end).go_past(after_own).bytes();
-  };
-  static constexpr Layout make() { return {}; }
-  static constexpr Layout at = make();
-  static_assert(at.bytes <= machine::max_shared_bytes);
+  MHLA_HOST_DEVICE constexpr PairMemory() {}
+  SharedLayout layout{};
+  RowBlocks<Rows> own_blocks = layout.take<RowBlocks<Rows>>();
+  RowBlocks<columns> other_blocks = layout.take<RowBlocks<columns>>();
+  /// Whether a warp found infinities among the others' features, and values.
+  SharedArray<float> feature_flags = layout.take_array<float>(Warps);
+  SharedArray<float> value_flags = layout.take_array<float>(Warps);
+  SharedArray<float> mixing = layout.take_array<float>(max_kept_weights);
+  /// Of the others, as warps that sum dv, dk, and dk's part of unrotated features read them.
+  Weights value_weights = layout.take_array<QueryWeights>(columns);
+  Weights key_weights = layout.take_array<QueryWeights>(columns);
+  Weights plain_weights = layout.take_array<QueryWeights>(columns);
+  SharedLayout at_end = layout;
+  OwnValues out = at_end.take<OwnValues>();  // where all tiles were
+  Own own = layout.take<Own>();
+  SharedLayout after_own = layout;
+  Gradient gradient = after_own.take<Gradient>();  // where all but `own` were
+  OwnValues own_values = layout.take<OwnValues>(has_own_values);
+  Own own_plain = layout.take<Own>(has_own_plain);  // unrotated features
+  Others others_plain = layout.take<Others>(Traits::is_twofold);
+  Others first_others = layout.take<Others>();  // of the ring's first stage
+  OtherValues first_other_values = layout.take<OtherValues>();
+  int stages = layout.bytes() + stage_bytes <= machine::max_shared_bytes ? 2 : 1;
+  std::uint32_t other_stages = layout.take_bytes((stages - 1) * stage_bytes);
+  int bytes = layout.go_past(at_end).go_past(after_own).bytes();
 
-  /// `columns_table` is the others'.
-  template <class Pairs>
-  MHLA_DEVICE static Pairs pairs(const Block& block, const typename Traits::Operands& of,
-                                 const BlockTable& columns_table, int head, float scale) {
-    return {{at.own_blocks.begin},
-            {at.other_blocks.begin},
-            at.mixing.begin,
-            of.packed || Traits::sees != Sight::all,
-            columns_table.block_tokens % 8 == 0,
-            of.q.x.table.block_tokens % 16 == 0 && of.k.x.table.block_tokens % 16 == 0,
-            Pairs::first_row_of(block, Rows / 16),
-            0,
-            {of.mixing, head, scale}};
+  MHLA_DEVICE Others others(int tile) const {
+    return {first_others.begin + static_cast<Shared>(tile % stages * stage_bytes)};
   }
-  MHLA_DEVICE static Others others(int tile) {
-    return {at.others.begin + static_cast<Shared>(tile % at.stages * stage_bytes)};
-  }
-  MHLA_DEVICE static OtherValues other_values(int tile) {
-    return {at.other_values.begin + static_cast<Shared>(tile % at.stages * stage_bytes)};
+  MHLA_DEVICE OtherValues other_values(int tile) const {
+    return {first_other_values.begin + static_cast<Shared>(tile % stages * stage_bytes)};
   }
 };
 
 /// How many of a strip's pairs count.
 enum class Counted { none, some, all };
 
-/// A warp's rows, and the columns of a tile: which pairs count, and their weights. Rows are queries
-/// or, with `Transposed`, keys.
-template <Sight sees, bool Transposed, int Rows, int Columns>
+/// A warp's rows, of a thread block's own tile, and the columns, of a tile of the other side's:
+/// which pairs count, and their weights, those of one head times a power of two. Small matrices of
+/// weights are kept in shared memory; others, whose address and extents are read from the kernel's
+/// operands again instead of taking registers, are not.
+template <class Traits, Side own, int Rows>
 struct WarpPairs {
+  static constexpr Sight sees = Traits::sees;
+  static constexpr bool transposed = own == Side::keys;
+
   RowBlocks<Rows> rows;
-  RowBlocks<Columns> columns;
-  Shared kept;        // the mixing matrix, if it is
+  RowBlocks<Traits::tiles.others> columns;
+  SharedArray<float> kept;
   bool is_bounded;    // not every query sees every key
   bool has_eights;    // every eight columns from a multiple of eight on are of one block
   bool has_sixteens;  // every sixteen columns, and every sixteen rows, likewise
   int first_row;      // of the warp
   int ahead = 0;      // by how many entries the rows are ahead of the columns
-  MixingOfHead mixing;
+  const MixingWeights& mixing;
+  int head;
+  float scale;
 
-  MHLA_DEVICE static int first_row_of(const Block& block, int row_warps) {
-    return block.warp() % row_warps * 16;
+  template <class Memory>
+  MHLA_DEVICE WarpPairs(const Block& block, const Memory& memory,
+                        const typename Traits::Operands& of, int of_head, float times)
+      : rows(memory.own_blocks),
+        columns(memory.other_blocks),
+        kept(memory.mixing),
+        is_bounded(of.packed || sees != Sight::all),
+        has_eights((transposed ? of.q : of.k).x.table.block_tokens % 8 == 0),
+        has_sixteens(of.q.x.table.block_tokens % 16 == 0 && of.k.x.table.block_tokens % 16 == 0),
+        first_row(first_row_of(block)),
+        mixing(of.mixing),
+        head(of_head),
+        scale(times) {}
+
+  MHLA_DEVICE static int first_row_of(const Block& block) {
+    return block.warp() % (Rows / 16) * 16;
   }
+  /// The first of the columns of a result that a warp sums, N each.
+  template <int N>
+  MHLA_DEVICE static int first_column_of(const Block& block) {
+    const int slice = block.warp() / (Rows / 16);  // with keys, of dv, then of dk
+    return (transposed ? slice % Traits::tiles.slices : slice) * N;
+  }
+  MHLA_DEVICE bool is_kept() const { return keeps_mixing(mixing.rows, mixing.columns); }
+  /// Copies the head's weights to shared memory, if they are to be there.
+  template <int Threads>
+  MHLA_DEVICE void keep(const Block& block) const {
+    if (!is_kept()) return;
+    const auto size = mixing.rows * mixing.columns;
+    const float* const matrix = mixing.data + (mixing.heads == 1 ? 0 : head) * size;
+    for (int i = block.thread; i < size; i += Threads)
+      machine::write<float>(kept.at(i), scale * machine::load_from(matrix + i));
+  }
+
   MHLA_DEVICE int row(const Block& block, int half) const {
     return first_row + block.lane() / 4 + half * 8;
   }
   MHLA_DEVICE bool counts(const RowBlock& of_row, const RowBlock& of_column, int row,
                           int column) const {
-    return Transposed ? sees_pair<sees>(of_column, of_row, column, row, -ahead)
+    return transposed ? sees_pair<sees>(of_column, of_row, column, row, -ahead)
                       : sees_pair<sees>(of_row, of_column, row, column, ahead);
   }
   MHLA_DEVICE bool counts(int row, int column) const {
@@ -318,10 +306,10 @@ struct WarpPairs {
     const RowBlock column[2] = {columns[first], columns[last]};
     bool none = row[1].sequence < column[0].sequence || column[1].sequence < row[0].sequence;
     if constexpr (sees == Sight::past_tokens)
-      none = none || (Transposed ? first_row > last - ahead : first > last_row + ahead);
+      none = none || (transposed ? first_row > last - ahead : first > last_row + ahead);
     if constexpr (sees == Sight::past_blocks) {
-      const RowBlock& query = Transposed ? column[1] : row[1];
-      const RowBlock& key = Transposed ? row[0] : column[0];
+      const RowBlock& query = transposed ? column[1] : row[1];
+      const RowBlock& key = transposed ? row[0] : column[0];
       none = none || key.sequence + key.mix_index > query.sequence + query.mix_index;
     }
     return none ? Counted::none : Counted::some;
@@ -332,11 +320,11 @@ struct WarpPairs {
   template <int Strip, class F>
   MHLA_DEVICE void weigh(const Block& block, WarpRows<Strip>& scores, int first, Counted counted,
                          const F& f) const {
-    if (counted == Counted::all && has_sixteens && mixing.is_kept()) {
+    if (counted == Counted::all && has_sixteens && is_kept()) {
       weigh_groups<16>(block, scores, first, f);
-    } else if (counted == Counted::all && has_eights && mixing.is_kept()) {
+    } else if (counted == Counted::all && has_eights && is_kept()) {
       weigh_groups<8>(block, scores, first, f);
-    } else if (mixing.is_kept()) {
+    } else if (is_kept()) {
       weigh_each<true>(block, scores, first, counted, f);
     } else {
       weigh_each<false>(block, scores, first, counted, f);
@@ -346,10 +334,10 @@ struct WarpPairs {
  private:
   /// Where a row's weights are kept, from which those of columns' blocks are steps().
   MHLA_DEVICE Shared kept_row(const RowBlock& of_row) const {
-    const int step = Transposed ? 1 : mixing.of.columns;
-    return kept + static_cast<Shared>(of_row.mix_index * step * 4);
+    const int step = transposed ? 1 : mixing.columns;
+    return kept.at(of_row.mix_index * step);
   }
-  MHLA_DEVICE int kept_step() const { return (Transposed ? mixing.of.columns : 1) * 4; }
+  MHLA_DEVICE int kept_step() const { return (transposed ? mixing.columns : 1) * 4; }
   template <int Group, int Strip, class F>
   MHLA_DEVICE void weigh_groups(const Block& block, WarpRows<Strip>& scores, int first,
                                 const F& f) const {
@@ -371,7 +359,7 @@ struct WarpPairs {
       }
     }
   }
-  template <bool is_kept, int Strip, class F>
+  template <bool in_shared_memory, int Strip, class F>
   MHLA_DEVICE void weigh_each(const Block& block, WarpRows<Strip>& scores, int first,
                               Counted counted, const F& f) const {
     const RowBlock of_row[2] = {rows[row(block, 0)], rows[row(block, 1)]};
@@ -385,12 +373,13 @@ struct WarpPairs {
         const int column = first + WarpRows<Strip>::column(block, part) + e % 2;
         const RowBlock of_column = columns[column];
         float weight = 0;
-        if constexpr (is_kept) {
+        if constexpr (in_shared_memory) {
           weight =
               machine::read<float>(row_at[half] + static_cast<Shared>(of_column.mix_index * step));
         } else {
-          weight =
-              Transposed ? mixing.at(of_column, of_row[half]) : mixing.at(of_row[half], of_column);
+          const RowBlock& query = transposed ? of_column : of_row[half];
+          const RowBlock& key = transposed ? of_row[half] : of_column;
+          weight = scale * mixing.at(head, query.mix_index, key.mix_index);
         }
         const bool is_counted =
             counted == Counted::all || counts(of_row[half], of_column, row(block, half), column);
@@ -414,6 +403,20 @@ MHLA_DEVICE void add_strip(const Block& block, const Pairs& pairs, WarpRows<Cols
   } else {
     multiply_add_rows<T, N>(block, sum, p, c, first);
   }
+}
+
+/// Adds sums over a strip's pairs of weights and scores of unrotated features.
+template <class Kernel>
+MHLA_DEVICE void add_plain_scores(const Block& block, const typename Kernel::Pairs& pairs,
+                                  int first, Counted counted, float (&sums)[2]) {
+  const RowsInTile<Kernel::KeyDim, typename Kernel::Memory::Own> queries(
+      block, Kernel::memory().own_plain, pairs.first_row);
+  auto scores = product_with_rows<typename Kernel::T, Kernel::KeyDim, Kernel::strip>(
+      block, queries, Kernel::memory().others_plain, first);
+  pairs.weigh(block, scores, first, counted, [&](int, int e, float weight, float score) {
+    sums[e / 2] += weight * score;
+    return 0.0f;
+  });
 }
 
 /// A tile's columns from `first` on.
@@ -451,7 +454,7 @@ MHLA_DEVICE bool is_large(float feature) {
 template <int Threads, Side side, class T, class Map, bool Rotates, int Rows, int Dim>
 MHLA_DEVICE void make_flagged_features(const Block& block, const FeatureTokens<T, Map, Rotates>& of,
                                        const TokenRange& range, const Tile<Rows, Dim>& tile,
-                                       bool wants_flags, Shared flags) {
+                                       bool wants_flags, const SharedArray<float>& flags) {
   float found = 0;
   make_features<Threads>(
       block, of, range, tile, [&](int) { return side == Side::keys ? 1.0f : of.scale; },
@@ -459,61 +462,56 @@ MHLA_DEVICE void make_flagged_features(const Block& block, const FeatureTokens<T
         for (const float feature : plain)
           if (is_large<T>(feature)) found = 1;
       },
-      [](int) {});
+      Ignore());
   if (wants_flags) write_flags(block, found, flags);
 }
 
 /// Calls use(tile, spoilt) for each of the tiles of keys that a thread block's queries see, once
 /// their features, and if it `begins` the queries', are made. `spoilt`: the tile's values or, with
 /// `reads_features`, features have infinities that some queries do not see.
-template <class Kernel, bool reads_features, class Pairs, class Use>
+template <class Kernel, bool reads_features, class Use>
 MHLA_DEVICE void for_each_key_tile(const Block& block, const typename Kernel::Operands& of,
-                                   const TokenRange& xs, bool begins, Pairs& pairs,
+                                   const TokenRange& xs, bool begins, typename Kernel::Pairs& pairs,
                                    const Use& use) {
-  using Memory = typename Kernel::Memory;
   using T = typename Kernel::T;
+  constexpr auto memory = &Kernel::memory;
   constexpr int threads = Kernel::threads;
-  constexpr int columns = Memory::columns;
+  constexpr int columns = Kernel::columns;
   const BlockTable& table = of.q.x.table;
-  const auto seen =
-      keys_seen<Kernel::sees, columns>(table, of.k.x.table, of.packed, xs.begin, xs.end);
+  const auto seen = paired_with<Kernel::sees, Side::queries, columns>(table, of.k.x.table,
+                                                                      of.packed, xs.begin, xs.end);
   const auto ys_of = [&, kv_head = xs.head / of.sharing.heads](int tile) {
     return seen.tile(xs.item, kv_head, tile);
   };
   const auto hides = [&](int tile) {
     return hides_some<Kernel::sees>(of.packed, table, xs.begin, ys_of(tile).begin, columns);
   };
-  constexpr Shared flags =
-      reads_features ? Memory::at.feature_flags.begin : Memory::at.value_flags.begin;
-  for_each_tile<Memory::at.stages>(
+  const auto flags = reads_features ? memory().feature_flags : memory().value_flags;
+  for_each_tile<memory().stages>(
       block, seen.tiles(),
       [&](int tile) {
         const Block anew = machine::known_anew(block);
-        copy_tokens<threads>(anew, of.k.x, ys_of(tile), Memory::others(tile));
-        copy_tokens<threads>(anew, of.v, ys_of(tile), Memory::other_values(tile));
+        copy_tokens<threads>(anew, of.k.x, ys_of(tile), memory().others(tile));
+        copy_tokens<threads>(anew, of.v, ys_of(tile), memory().other_values(tile));
       },
       [&](int tile) {
-        const typename Memory::Own queries{Memory::at.own.begin};
+        const auto queries = memory().own;
+        const auto keys = memory().others(tile);
         const bool is_first = begins && tile == 0;
         if constexpr (Kernel::is_twofold) {
-          if (is_first)
-            make_plain_features<threads>(block, of.q, xs, queries,
-                                         typename Memory::Own{Memory::at.own_plain.begin});
-          make_plain_features<threads>(block, of.k, ys_of(tile), Memory::others(tile),
-                                       typename Memory::Others{Memory::at.others_plain.begin});
+          if (is_first) make_plain_features<threads>(block, of.q, xs, queries, memory().own_plain);
+          make_plain_features<threads>(block, of.k, ys_of(tile), keys, memory().others_plain);
         }
         if (is_first)
-          make_flagged_features<threads, Side::queries>(block, of.q, xs, queries, false, Shared{0});
+          make_flagged_features<threads, Side::queries>(block, of.q, xs, queries, false, flags);
         make_flagged_features<threads, Side::keys>(machine::known_anew(block), of.k, ys_of(tile),
-                                                   Memory::others(tile),
-                                                   reads_features && hides(tile), flags);
-        RowBlocks<columns>{Memory::at.other_blocks.begin}.look_up(block, of.k.x.table, of.packed,
-                                                                  ys_of(tile));
+                                                   keys, reads_features && hides(tile), flags);
+        memory().other_blocks.look_up(block, of.k.x.table, of.packed, ys_of(tile));
         if (!reads_features && hides(tile))
-          look_for_infinities<threads>(block, Memory::other_values(tile), exponent_bits<T>, flags);
+          look_for_infinities<T, threads>(block, memory().other_values(tile), flags);
       },
       [&](int tile) {
-        pairs.ahead = static_cast<int>(xs.begin - ys_of(tile).begin);
+        pairs.ahead = xs.begin - ys_of(tile).begin;
         use(tile, hides(tile) && found_infinities<Kernel::warps>(flags));
       });
 }

@@ -48,7 +48,8 @@ struct TileReadOut {
   const FeatureTokens<T, typename Traits::Map, Traits::rotates>& q;
   const Own& own;
   float epsilon;  // of epsilon_for()
-  ReadOutMemory at;
+  SharedArray<float> key_sum;
+  SharedArray<float> denominators;
 
   /// Without own tokens all that a query's scale s multiplies is one product, so that features need
   /// not have it: y = s N / (s D + epsilon) = N / (D + epsilon / s).
@@ -59,14 +60,13 @@ struct TileReadOut {
     return scale == 0 ? HUGE_VALF : epsilon / scale;
   }
 
-  /// phi^r(q) in place, and den = phi(q) z + epsilon. Synchronizes the thread block before and
-  /// after.
+  /// phi^r(q) in place, and den = phi(q) z + epsilon.
   MHLA_DEVICE void make_query_features(const Block& block, const TokenRange& range,
                                        const FeatureTile& tile) const {
     const auto weight = [&](int) { return scale_of_features(); };
     if constexpr (Divides) {
       typename S::Elements z[std::size_t{S::of_lane}];
-      S::for_each(block, [&](int n, int i) { read_strip<key_dim>(at.key_sum, n, z[i]); });
+      S::for_each(block, [&](int n, int i) { read_strip<key_dim>(key_sum.begin, n, z[i]); });
       float product = 0;
       make_features<threads>(
           block, q, range, tile, weight,
@@ -75,17 +75,15 @@ struct TileReadOut {
           },
           [&](int row) {
             product = S::sum_of_row(product);
-            if (S::leads(block))
-              machine::write<float>(place(at.denominators, row), product + epsilon);
+            if (S::leads(block)) machine::write<float>(denominators.at(row), product + epsilon);
             product = 0;
           });
     } else {
-      make_features<threads>(
-          block, q, range, tile, weight, [](int, int, const typename S::Elements&) {}, [](int) {});
+      make_features<threads>(block, q, range, tile, weight, Ignore(), Ignore());
     }
     if constexpr (adds_own)
       for (int i = block.thread; i < rows * sums_of_row; i += threads)
-        machine::write<float>(place(at.own_sums, i), 0.0f);
+        machine::write<float>(own_memory().own_sums.at(i), 0.0f);
   }
 
   /// Stores a slice of the results of the range's first tokens from `sum`, their features' product
@@ -131,6 +129,7 @@ struct TileReadOut {
                            const TokenRange& range, const Sharing& sharing, int column,
                            Sum& sum) const {
     const BlockTable& table = q.x.table;
+    constexpr ReadOutMemory at = own_memory();
     const FeatureTile others{at.others};
     const ValueTile values{at.values};
     const ScoreTile scores_tile{at.scores};
@@ -145,7 +144,7 @@ struct TileReadOut {
           machine::wait_for_copies<0>();
           block.sync();
           make_features<threads>(block, own.y, ys, others);
-          look_for_infinities<threads>(block, values, exponent_bits<T>, at.flags);
+          look_for_infinities<T, threads>(block, values, at.flags);
           block.sync();
           Scores<rows> scores;
           multiply_add<T, key_dim, Stored::not_transposed, Stored::transposed>(block, scores,
@@ -161,12 +160,12 @@ struct TileReadOut {
         });
   }
 
-  MHLA_DEVICE static Shared place(Shared of, int n) { return of + static_cast<Shared>(n * 4); }
-  MHLA_DEVICE static float number(Shared of, int n) { return machine::read<float>(place(of, n)); }
+  MHLA_HOST_DEVICE static constexpr ReadOutMemory own_memory() { return {key_dim, Slice, true, 1}; }
   MHLA_DEVICE float denominator(int row) const {
-    float den = number(at.denominators, row);
+    float den = machine::read<float>(denominators.at(row));
     if constexpr (adds_own)
-      for (int part = 0; part < sums_of_row; ++part) den += number(at.own_sums, part * rows + row);
+      for (int part = 0; part < sums_of_row; ++part)
+        den += machine::read<float>(own_memory().own_sums.at(part * rows + row));
     return den;
   }
 };
@@ -177,14 +176,13 @@ struct ReadOutBlocks {
   static constexpr int key_dim = Traits::key_dim;
   static constexpr int value_dim = Traits::value_dim;
   static constexpr bool adds_own = Own::is_some;
-  static constexpr ReadOutShape shape{key_dim, value_dim, adds_own};
-  static constexpr int slice = shape.slice();
-  static constexpr int slices = shape.slices();
   MHLA_HOST_DEVICE static constexpr ReadOutMemory memory() {
-    return shape.memory(slice, shape.stages());
+    return read_out_memory(key_dim, value_dim, adds_own);
   }
   static constexpr int shared_bytes = memory().bytes;
-  static_assert(shared_bytes <= machine::max_shared_bytes);
+  static constexpr int slice = memory().slice;
+  static constexpr int slices = value_dim / slice;
+  static constexpr int stages = memory().stages;
   using Tiles = TileReadOut<Traits, slice, Divides, Own>;
   using FeatureTile = typename Tiles::FeatureTile;
   using ValueTile = typename Tiles::ValueTile;
@@ -194,7 +192,6 @@ struct ReadOutBlocks {
                                            : adds_own || (Divides && key_dim == 128) ? 2
                                                                                      : 3;
   static constexpr int rows = Tiles::rows;
-  static constexpr int stages = shape.stages();
   MHLA_DEVICE static FeatureTile features(int tile) {
     return Ring<FeatureTile, stages>{memory().features}[tile % stages];
   }
@@ -208,7 +205,6 @@ struct ReadOutBlocks {
   float epsilon;
   Own own;
 
-  /// Thread blocks for `items` items of the batch.
   Index blocks(Index items) const {
     return items * sharing.kv_heads * sharing.heads * slices * q.x.table.blocks;
   }
@@ -227,11 +223,12 @@ struct ReadOutBlocks {
     if constexpr (Divides)
       for (int c = block.thread; c < key_dim; c += threads)
         machine::write(
-            memory().key_sum + static_cast<Shared>(c * 4),
+            memory().key_sum.at(c),
             machine::load_from(key_sums + sharing.summary_of(table, tile) * key_dim + c));
     copy_summary(block, tile);
     machine::commit_copies();
-    const Tiles tiles{q, own, Tiles::epsilon_for(epsilon, q.scale), memory()};
+    const Tiles tiles{q, own, Tiles::epsilon_for(epsilon, q.scale), memory().key_sum,
+                      memory().denominators};
 
     for (int n = 0; tile.begin < tile.end; tile.begin += rows, ++n) {
       if constexpr (stages == 1) {

@@ -19,11 +19,9 @@
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/fused/block_mixing.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/readout.cuh>
-#include <mhla/cuda/fused/strips.cuh>
 #include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
@@ -51,17 +49,18 @@ struct AttendResident {
   using Four = Vector<float, 4>;
   static constexpr int rows = Tiles::rows;
   static constexpr int slices = Traits::value_dim / Slice;
-  static constexpr ResidentShape shape{key_dim, Slice, Divides, Traits::rotates};
-  static constexpr int teams = shape.teams();
+  MHLA_HOST_DEVICE static constexpr ResidentMemory memory() {
+    return {key_dim, Slice, Divides, Traits::rotates};
+  }
+  static constexpr int teams = memory().teams;
   static constexpr int team_threads = Tiles::threads;
   static constexpr int threads = teams * team_threads;
   static constexpr int warps = threads / 32;
   static constexpr int min_blocks_per_sm = 2 / teams;
-  static constexpr int stages = shape.stages();
+  static constexpr int stages = memory().stages;
   static constexpr int inner_parts = max_resident_blocks / 16;  // of a column of all blocks
-  MHLA_HOST_DEVICE static constexpr ResidentMemory memory() { return shape.memory(); }
-  static_assert(Traits::value_dim % Slice == 0 && Tiles::warps == shape.warps);
-  static_assert(KeySum::bytes <= shape.warp_sum_bytes());
+  static_assert(Traits::value_dim % Slice == 0 && Tiles::warps == memory().warps);
+  static_assert(KeySum::bytes <= memory().warp_sum_bytes);
   static_assert(memory().key_sum >= SummaryTile::bytes);
   static_assert(has_no_bank_conflicts<16>([](int lane) {
                   return lane % 8 * memory().record_bytes;
@@ -81,13 +80,13 @@ struct AttendResident {
   float epsilon;
   NoOwnTokens own = {};
 
-  /// Thread blocks for `items` items of the batch, and one sequence of each.
+  /// For one sequence of each item.
   Index blocks(Index items) const {
     return queries.blocks == 0 ? 0 : items * sharing.kv_heads * sharing.matrices * slices;
   }
   /// Per thread block.
   int shared_bytes() const {
-    return shape.bytes(static_cast<int>((std::max)(queries.blocks, keys.blocks)));
+    return memory().bytes(static_cast<int>((std::max)(queries.blocks, keys.blocks)));
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
@@ -131,12 +130,12 @@ struct AttendResident {
     }
   }
   MHLA_DEVICE static FeatureTile features(int tile) {
-    return Ring<FeatureTile, stages>{memory().tile.features}[tile % stages];
+    return Ring<FeatureTile, stages>{memory().features}[tile % stages];
   }
   MHLA_DEVICE static ValueTile values(int tile) {
     return Ring<ValueTile, stages>{memory().values}[tile % stages];
   }
-  MHLA_DEVICE static MatrixTile high() { return {memory().tile.features}; }
+  MHLA_DEVICE static MatrixTile high() { return {memory().matrix}; }
   MHLA_DEVICE static MatrixTile low() { return {high().begin + Shared{MatrixTile::bytes}}; }
   MHLA_DEVICE static Shared record(int b, int at = 0) {
     return memory().records + static_cast<Shared>(b * memory().record_bytes + at);
@@ -170,7 +169,7 @@ struct AttendResident {
               [&](int, int i, const typename Strips<key_dim>::Elements& of_strip) {
                 key_sums.add_strip(team, i, of_strip, 1.0f);
               },
-              [](int) {});
+              Ignore());
           if constexpr (teams > 1) tile.template next<rows>();
         },
         [&](int n) {
@@ -186,7 +185,7 @@ struct AttendResident {
       machine::write(at + SummaryTile::chunk_offset(down, right / chunk_size),
                      machine::rounded_pair<T>(scale * first, scale * second));
     });
-    sum.set_zero();
+    sum = {};
     key_sums.finish(block, [&](int col, float of_column) {
       machine::write<float>(key_sum(b) + static_cast<Shared>(col * 4), of_column);
     });
@@ -296,10 +295,12 @@ struct AttendResident {
 
   /// The readout of a tile, the n-th, of block i.
   MHLA_DEVICE Tiles readout(int n, int i) const {
-    ReadOutMemory at = memory().tile;
-    at.key_sum = mixed_key_sum(i);
-    if (teams > 1 && n % 2 == 1) at.denominators = memory().next_denominators;
-    return {q, own, Tiles::epsilon_for(epsilon, q.scale), at};
+    const bool is_next = teams > 1 && n % 2 == 1;
+    return {q,
+            own,
+            Tiles::epsilon_for(epsilon, q.scale),
+            {mixed_key_sum(i)},
+            is_next ? memory().next_denominators : memory().denominators};
   }
   /// y of every query of the heads that the matrix mixes for.
   MHLA_DEVICE void read_out(const Block& block) const {

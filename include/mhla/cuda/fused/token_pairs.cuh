@@ -14,8 +14,8 @@
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/chip/unseen.cuh>
 #include <mhla/cuda/fused/features.cuh>
+#include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 
 MHLA_NAMESPACE_BEGIN
@@ -41,39 +41,24 @@ struct NoOwnTokens {
   static constexpr bool later = false;
 };
 
-/// For queries x: the keys up to x.
-template <class T, class Map, bool Rotates>
+/// Own tokens y, of a side. For queries x: the keys up to x. For keys x: the queries from x on, of
+/// all heads that share the key, with the weights of their pairs, computed by then.
+template <class T, class Map, bool Rotates, Side side>
 struct OwnTokens {
   static constexpr bool is_some = true;
-  static constexpr bool later = false;
+  static constexpr bool later = side == Side::queries;
 
   FeatureTokens<T, Map, Rotates> y;
-  Tokens<const T> values;
+  Tokens<const T> values;  // v, or dy
   MixingWeights mixing;
   /// A power of two that scales weights before gradients round them.
   float weight_scale = 1;
+  Index heads_of_key = 1;
+  const float* weights = nullptr;      // r, [units, blocks, heads, block tokens]; null: all 1
+  const float* sum_weights = nullptr;  // c / r, likewise; null: all 0
 
   /// Heads of y that a head of x pairs with, and which they are.
-  MHLA_HOST_DEVICE static int heads() { return 1; }
-  MHLA_DEVICE static int head(int kv_head, int) { return kv_head; }
-};
-
-/// For keys x: the queries from x on, of all heads that share the key, with the weights of their
-/// pairs, computed by then.
-template <class T, class Map, bool Rotates>
-struct OwnQueries {
-  static constexpr bool is_some = true;
-  static constexpr bool later = true;
-
-  FeatureTokens<T, Map, Rotates> y;
-  Tokens<const T> values;  // dy
-  MixingWeights mixing;
-  float weight_scale = 1;
-  Index heads_of_key;
-  const float* weights;      // r, [units, blocks, heads, block tokens]; null: all 1
-  const float* sum_weights;  // c / r, likewise; null: all 0
-
-  MHLA_HOST_DEVICE int heads() const { return static_cast<int>(heads_of_key); }
+  MHLA_HOST_DEVICE int heads() const { return later ? static_cast<int>(heads_of_key) : 1; }
   MHLA_DEVICE int head(int kv_head, int h) const { return kv_head * heads() + h; }
 };
 
@@ -114,12 +99,13 @@ MHLA_DEVICE Index first_number(const BlockTable& table, int kv_heads, int heads,
 /// block's end.
 template <int Threads, int Rows>
 MHLA_DEVICE void copy_numbers(const Block& block, const float* from, Index first,
-                              const TokenRange& range, float where_none, Shared to) {
+                              const TokenRange& range, float where_none,
+                              const SharedArray<float>& to) {
   for (int r = block.thread; r < Rows; r += Threads) {
     float number = where_none;
     if (from != nullptr)
       number = range.begin + r < range.end ? machine::load_from(from + first + r) : 0.0f;
-    machine::write(to + static_cast<Shared>(r * 4), number);
+    machine::write(to.at(r), number);
   }
 }
 
@@ -140,7 +126,8 @@ MHLA_DEVICE void write_scores(const Block& block, Scores<Rows>& scores,
 
 /// sums[part][x] += the scores of row x, over the columns of a part of the warps. Warps meet.
 template <int Rows>
-MHLA_DEVICE void add_row_sums(const Block& block, const Scores<Rows>& scores, Shared sums) {
+MHLA_DEVICE void add_row_sums(const Block& block, const Scores<Rows>& scores,
+                              const SharedArray<float>& sums) {
   using S = Scores<Rows>;
   MHLA_DEVICE_UNROLL
   for (int i = 0; i < S::row_parts; ++i) {
@@ -154,23 +141,23 @@ MHLA_DEVICE void add_row_sums(const Block& block, const Scores<Rows>& scores, Sh
       sum += machine::exchange(sum, 2);
       const int x = S::row_part(block, i) * 16 + block.lane() / 4 + half * 8;
       const int part = S::col_part(block, 0) / S::col_parts;
-      const Shared at = sums + static_cast<Shared>((part * Rows + x) * 4);
+      const Shared at = sums.at(part * Rows + x);
       if (block.lane() % 4 == 0) machine::write<float>(at, machine::read<float>(at) + sum);
     }
   }
 }
 
 /// Writes to `flags` what each warp's threads found. The warp meets.
-MHLA_DEVICE void write_flags(const Block& block, float found, Shared flags) {
+MHLA_DEVICE void write_flags(const Block& block, float found, const SharedArray<float>& flags) {
   found = sum_of_warp(found);
-  if (block.lane() == 0)
-    machine::write<float>(flags + static_cast<Shared>(block.warp() * 4), found);
+  if (block.lane() == 0) machine::write<float>(flags.at(block.warp()), found);
 }
 /// Whether a tile has an infinity or NaN: each warp's flag is for its share; read them after the
 /// next sync.
-template <int Threads, int Rows, int Cols>
+template <class T, int Threads, int Rows, int Cols>
 MHLA_DEVICE void look_for_infinities(const Block& block, const Tile<Rows, Cols>& tile,
-                                     std::uint32_t exponent, Shared flags) {
+                                     const SharedArray<float>& flags) {
+  constexpr std::uint32_t exponent = exponent_bits<T>;
   float found = 0;
   // Rarely called in a loop over tiles: places of chunks are to take no registers in between.
   MHLA_DEVICE_ROLLED
@@ -182,16 +169,11 @@ MHLA_DEVICE void look_for_infinities(const Block& block, const Tile<Rows, Cols>&
   write_flags(block, found, flags);
 }
 template <int Warps>
-MHLA_DEVICE bool found_infinities(Shared flags) {
+MHLA_DEVICE bool found_infinities(const SharedArray<float>& flags) {
   float found = 0;
-  for (int warp = 0; warp < Warps; ++warp)
-    found += machine::read<float>(flags + static_cast<Shared>(warp * 4));
+  for (int warp = 0; warp < Warps; ++warp) found += machine::read<float>(flags.at(warp));
   return found != 0;
 }
-/// The bits that are all set in infinities and NaNs.
-template <class T>
-inline constexpr std::uint32_t exponent_bits = std::is_same_v<T, BFloat16> ? 0x7f80u : 0x7c00u;
-
 /// sum += P V for pairs with counts(x, y). `spoilt`: V has infinities.
 template <class T, int Rows, int N, int WarpsM, int WarpsN, class Values, class Counts>
 MHLA_DEVICE void add_pairs(const Block& block, Accumulators<Rows, N, WarpsM, WarpsN>& sum,

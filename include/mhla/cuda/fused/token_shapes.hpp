@@ -19,61 +19,46 @@ enum class Side { queries, keys };
 /// Of SummarizeBlocks.
 MHLA_HOST_DEVICE constexpr int summary_slice(int value_dim) { return value_slice(value_dim, 128); }
 
-/// Shared memory of a readout, in bytes from its start. Tiles of own tokens take the summary's
-/// place.
+/// Shared memory of ReadOutBlocks. Tiles of own tokens take the summary's place.
 struct ReadOutMemory {
-  std::uint32_t key_sum;       // z
-  std::uint32_t denominators;  // of a tile
-  std::uint32_t own_sums;      // own tokens' parts of them
-  std::uint32_t flags;         // whether a warp found an infinity
-  std::uint32_t features;      // a ring of tiles
-  std::uint32_t scores;
-  std::uint32_t summary;
-  std::uint32_t others;  // the other side's features
-  std::uint32_t values;  // and values
-  int bytes;
-};
-
-/// Of ReadOutBlocks.
-struct ReadOutShape {
   int key_dim;
-  int value_dim;
+  int slice;  // of value columns
   bool adds_own;
+  int stages;  // of a ring of tiles of features
 
-  MHLA_HOST_DEVICE constexpr int rows() const { return tile_rows(key_dim); }
-  /// Tiles of tokens on the way: one where a second would narrow the slice, as another thread block
-  /// of the SM computes meanwhile.
-  MHLA_HOST_DEVICE constexpr int stages() const {
-    return adds_own || memory(slice(), 2).bytes > machine::max_shared_bytes ? 1 : 2;
-  }
-  MHLA_HOST_DEVICE constexpr ReadOutMemory memory(int slice, int stages) const {
-    const int feature_bytes = tile_bytes(rows(), key_dim);
-    SharedLayout layout;
-    ReadOutMemory at{};
-    at.key_sum = layout.take_bytes(key_dim * 4);
-    const int own_rows = adds_own ? rows() : 0;
-    at.denominators = layout.take_bytes(rows() * 4);
-    at.own_sums = layout.take_bytes(own_rows * (8 / (rows() / 16)) * 4);
-    at.flags = layout.take_bytes(adds_own ? 8 * 4 : 0);
-    at.scores = layout.take_bytes(tile_bytes(own_rows, rows()));
-    at.features = layout.take_bytes(stages * feature_bytes);
-    SharedLayout own = layout;
-    at.summary = layout.take_bytes(tile_bytes(key_dim, slice));
-    at.others = own.take_bytes(tile_bytes(own_rows, key_dim));
-    at.values = own.take_bytes(tile_bytes(own_rows, slice));
-    layout.go_past(own);
-    at.bytes = layout.bytes();
-    return at;
-  }
-  MHLA_HOST_DEVICE constexpr int slice() const {
-    for (const int most : {128, 64}) {
-      const int slice = value_slice(value_dim, key_dim < most ? key_dim : most);
-      if (memory(slice, 1).bytes <= machine::max_shared_bytes) return slice;
-    }
-    return value_slice(value_dim, 32);
-  }
-  MHLA_HOST_DEVICE constexpr int slices() const { return value_dim / slice(); }
+  MHLA_HOST_DEVICE constexpr ReadOutMemory(int key, int columns, bool adds, int tiles)
+      : key_dim(key), slice(columns), adds_own(adds), stages(tiles) {}
+  int rows = tile_rows(key_dim);
+  int own_rows = adds_own ? rows : 0;
+  SharedLayout layout{};
+  SharedArray<float> key_sum = layout.take_array<float>(key_dim);  // z
+  SharedArray<float> denominators = layout.take_array<float>(rows);
+  /// Own tokens' parts of them.
+  SharedArray<float> own_sums = layout.take_array<float>(own_rows * (8 / (rows / 16)));
+  SharedArray<float> flags = layout.take_array<float>(adds_own ? 8 : 0);
+  std::uint32_t scores = layout.take_bytes(tile_bytes(own_rows, rows));
+  std::uint32_t features = layout.take_bytes(stages * tile_bytes(rows, key_dim));
+  SharedLayout own = layout;
+  std::uint32_t summary = layout.take_bytes(tile_bytes(key_dim, slice));
+  std::uint32_t others = own.take_bytes(tile_bytes(own_rows, key_dim));
+  std::uint32_t values = own.take_bytes(tile_bytes(own_rows, slice));
+  int bytes = layout.go_past(own).bytes();
+
+  MHLA_HOST_DEVICE constexpr bool fits() const { return bytes <= machine::max_shared_bytes; }
 };
+/// Of the widest slice that fits, with two stages where a second does not narrow it, unless own
+/// tokens are added: another thread block of the SM computes meanwhile.
+MHLA_HOST_DEVICE constexpr ReadOutMemory read_out_memory(int key_dim, int value_dim,
+                                                         bool adds_own) {
+  ReadOutMemory memory(key_dim, 0, adds_own, 1);
+  for (const int most : {128, 64, 32}) {
+    const int slice = value_slice(value_dim, key_dim < most ? key_dim : most);
+    memory = ReadOutMemory(key_dim, slice, adds_own, adds_own ? 1 : 2);
+    if (!memory.fits()) memory = ReadOutMemory(key_dim, slice, adds_own, 1);
+    if (memory.fits()) break;
+  }
+  return memory;
+}
 
 /// Maximum token blocks: a warp holds a column of all of them in registers.
 inline constexpr Index max_resident_blocks = 64;
@@ -91,63 +76,45 @@ constexpr int resident_slice(int value_dim, int n) {
   return value_slice(value_dim, most[n]);
 }
 
-/// Its shared memory: the readout's data of a tile, where the warps' key sums are before; rings of
-/// tiles, where the mixing matrix is in between; then a record for every block: S, later S~, and z
-/// and z~.
+/// Its shared memory: the readout's denominators of a tile, where the warps' key sums are before;
+/// rings of tiles, where the mixing matrix is in between; then a record for every block: S, later
+/// S~, and z and z~.
 struct ResidentMemory {
-  ReadOutMemory tile;
-  std::uint32_t next_denominators;  // those of every other tile, where two teams work
-  std::uint32_t warp_sums;
-  std::uint32_t values;  // a ring of tiles
-  std::uint32_t records;
-  int key_sum;  // in a record
-  int mixed_key_sum;
-  int record_bytes;
-};
-
-struct ResidentShape {
   int key_dim;
   int slice;
   bool divides;
   bool rotates;
 
+  MHLA_HOST_DEVICE constexpr ResidentMemory(int key, int columns, bool normalizes, bool turns)
+      : key_dim(key), slice(columns), divides(normalizes), rotates(turns) {}
   static constexpr int warps = 8;  // of a team
-
+  static constexpr auto side = static_cast<int>(max_resident_blocks);
+  int rows = tile_rows(key_dim);
   /// Two where key sums come out of the summaries' product: one team makes features while the other
   /// multiplies.
-  MHLA_HOST_DEVICE constexpr int teams() const { return divides && rotates ? 1 : 2; }
-  MHLA_HOST_DEVICE constexpr int stages() const { return teams() + 1; }
-  MHLA_HOST_DEVICE constexpr int key_sum_bytes() const { return divides ? key_dim * 4 : 0; }
-  MHLA_HOST_DEVICE constexpr int warp_sum_bytes() const {
-    return rotates ? warps * key_sum_bytes() : 0;
-  }
-  MHLA_HOST_DEVICE constexpr ResidentMemory memory() const {
-    constexpr auto side = static_cast<int>(max_resident_blocks);
-    const int rows = tile_rows(key_dim);
-    const int feature_bytes = tile_bytes(rows, key_dim);
-    const int value_bytes = tile_bytes(rows, slice);
-    ResidentMemory at{};
-    SharedLayout layout;
-    SharedLayout other;
-    at.tile.denominators = layout.take_bytes(rows * 4);
-    at.next_denominators = layout.take_bytes(teams() == 1 ? 0 : rows * 4);
-    at.warp_sums = other.take_bytes(warp_sum_bytes());
-    layout.go_past(other);
-    other = layout;
-    at.tile.features = layout.take_bytes(stages() * feature_bytes);
-    at.values = layout.take_bytes(stages() * value_bytes);
-    other.take_bytes(2 * tile_bytes(side, side));  // the matrix, high and low
-    layout.go_past(other);
-    at.records = layout.take_bytes(0);
-    // Padded to an odd number of 16-byte chunks, so that eight blocks of a matrix load start in
-    // eight different groups of banks.
-    at.key_sum = key_dim * slice * 2 + 16;
-    at.mixed_key_sum = at.key_sum + key_sum_bytes();
-    at.record_bytes = at.mixed_key_sum + key_sum_bytes();
-    return at;
-  }
+  int teams = divides && rotates ? 1 : 2;
+  int stages = teams + 1;
+  int key_sum_bytes = divides ? key_dim * 4 : 0;
+  int warp_sum_bytes = rotates ? warps * key_sum_bytes : 0;
+  SharedLayout layout{};
+  SharedLayout before{};
+  SharedArray<float> denominators = layout.take_array<float>(rows);
+  /// Those of every other tile, where two teams work.
+  SharedArray<float> next_denominators = layout.take_array<float>(teams == 1 ? 0 : rows);
+  std::uint32_t warp_sums = before.take_bytes(warp_sum_bytes);
+  SharedLayout between = layout.go_past(before);
+  std::uint32_t features = layout.take_bytes(stages * tile_bytes(rows, key_dim));
+  std::uint32_t values = layout.take_bytes(stages * tile_bytes(rows, slice));
+  std::uint32_t matrix = between.take_bytes(2 * tile_bytes(side, side));  // high and low
+  std::uint32_t records = layout.go_past(between).take_bytes(0);
+  /// In a record, padded to an odd number of 16-byte chunks, so that eight blocks of a matrix load
+  /// start in eight different groups of banks.
+  int key_sum = key_dim * slice * 2 + 16;
+  int mixed_key_sum = key_sum + key_sum_bytes;
+  int record_bytes = mixed_key_sum + key_sum_bytes;
+
   constexpr int bytes(int blocks) const {
-    return static_cast<int>(memory().records) + blocks * memory().record_bytes;
+    return static_cast<int>(records) + blocks * record_bytes;
   }
 };
 
@@ -157,9 +124,9 @@ inline Index resident_slice_of(Index key_dim, Index value_dim, Index blocks, boo
                                bool rotates, Index shared_bytes) {
   if (!has_resident_kernels(key_dim, value_dim) || blocks > max_resident_blocks) return 0;
   for (int n = 0; n < resident_slices; ++n) {
-    const ResidentShape shape{static_cast<int>(key_dim),
-                              resident_slice(static_cast<int>(value_dim), n), divides, rotates};
-    if (shape.bytes(static_cast<int>(blocks)) <= shared_bytes) return shape.slice;
+    const ResidentMemory memory{static_cast<int>(key_dim),
+                                resident_slice(static_cast<int>(value_dim), n), divides, rotates};
+    if (memory.bytes(static_cast<int>(blocks)) <= shared_bytes) return memory.slice;
   }
   return 0;
 }

@@ -87,7 +87,7 @@ struct RangeTokens {
   }
 };
 
-/// Runs a body on the thread blocks that it has for `items` items of the batch.
+/// Runs a body for `items` items of the batch, on as many thread blocks as its blocks(items) says.
 template <class Body>
 void run_over_items(const CudaDevice& device, Index items, const Body& body) {
   machine::run(device, body.blocks(items), body);

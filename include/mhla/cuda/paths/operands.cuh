@@ -67,7 +67,8 @@ struct Operands {
   /// A causal query's own keys, whose weights are scaled by a power of two; empty in other calls.
   auto own_keys(float weight_scale) const {
     if constexpr (is_causal_within_block<V>) {
-      return fused::OwnTokens<T, Map, rotates<V>>{key_features(), values(), mixing(), weight_scale};
+      return fused::OwnTokens<T, Map, rotates<V>, fused::Side::keys>{key_features(), values(),
+                                                                     mixing(), weight_scale};
     } else {
       return fused::NoOwnTokens{};
     }

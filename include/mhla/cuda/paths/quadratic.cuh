@@ -8,9 +8,7 @@
 #include <mhla/cuda/fused/quadratic.cuh>
 #include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
-#include <mhla/cuda/fused/quadratic_key_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_pairs.cuh>
-#include <mhla/cuda/fused/quadratic_query_gradient.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/paths/operands.cuh>
 #include <mhla/cuda/paths/quadratic.hpp>

@@ -39,10 +39,10 @@ struct ResidentPath {
   static bool two_fit(const Problem& problem, const NominalGpu& gpu) {
     constexpr Index reserved = 1024;
     const auto blocks = static_cast<int>((std::max)(problem.query_blocks, problem.key_blocks));
-    return 2 * (shape_of<V>(problem, gpu).bytes(blocks) + reserved) <= gpu.shared_bytes + reserved;
+    return 2 * (memory_of<V>(problem, gpu).bytes(blocks) + reserved) <= gpu.shared_bytes + reserved;
   }
   template <class V>
-  static fused::ResidentShape shape_of(const Problem& problem, const NominalGpu& gpu) {
+  static fused::ResidentMemory memory_of(const Problem& problem, const NominalGpu& gpu) {
     return {static_cast<int>(problem.shape.key_dim),
             static_cast<int>(slice<V>(problem, gpu.shared_bytes)), normalizes<V>, rotates<V>};
   }
@@ -84,7 +84,7 @@ struct ResidentPath {
     // less.
     const double blocks = size.units * size.matrices * slices;
     cost.busy = blocks / filled(blocks, gpu.sms);
-    cost.alone = shape_of<V>(call.problem, gpu).teams() == 1 &&
+    cost.alone = memory_of<V>(call.problem, gpu).teams == 1 &&
                  (blocks <= static_cast<double>(gpu.sms) || !two_fit<V>(call.problem, gpu));
     PathCost path;
     path.flops_per_second = gpu.sixteen_bit_flops;

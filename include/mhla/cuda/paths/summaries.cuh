@@ -22,7 +22,6 @@
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/feature_gradient.cuh>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/key_sum_mixing.cuh>
 #include <mhla/cuda/fused/mixing_gradient.cuh>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/fused/token_pairs.cuh>
@@ -217,7 +216,7 @@ struct SummaryPass {
   /// A causal key's own queries, of all heads that share it; nothing in other calls.
   auto own_queries(const TensorView<const T, 4>& dy) const {
     if constexpr (is_causal_within_block<V>) {
-      return OwnQueries<T, typename V::FeatureMapType, rotates<V>>{
+      return OwnTokens<T, typename V::FeatureMapType, rotates<V>, Side::queries>{
           of.query_features(),        tokens(dy, e.queries.table), of.mixing(),
           plan.weight_scale(),        e.queries.group_size,        query_numbers().weights,
           query_numbers().sum_weights};

@@ -262,10 +262,11 @@ struct TokenCost {
     return per_part(product(name, x, {.slices = slices}));
   }
   KernelCost read_out() const {
-    const fused::ReadOutShape shape{static_cast<int>(size.key_dim),
-                                    static_cast<int>(size.value_dim), is_causal_within_block<V>};
+    const auto memory =
+        fused::read_out_memory(static_cast<int>(size.key_dim), static_cast<int>(size.value_dim),
+                               is_causal_within_block<V>);
     const Side x = queries();
-    const double slices = shape.slices();
+    const double slices = size.value_dim / memory.slice;
     const double reads = is_causal_within_block<V> ? tiles(x) : x.blocks;
     KernelCost cost = product("readout", x, {.slices = slices, .planes = planes, .reads = reads});
     add_own_pairs(cost, keys(), slices, slices * size.key_dim + size.value_dim);
