@@ -236,6 +236,27 @@ struct RowSums {
     }
   }
 };
+/// Adds the products of 16 columns of a, or of 8 if it `is_half`, and parts j and j + 1 of b, of
+/// eight columns each.
+template <class T, class Sum>
+MHLA_DEVICE void multiply_add_parts(const Block& block, Sum& sum,
+                                    const std::uint32_t (&rows)[std::size_t{Sum::row_parts}][4],
+                                    const std::uint32_t (&columns)[4], int j, bool is_half) {
+  MHLA_DEVICE_UNROLL
+  for (int next = 0; next < 2; ++next) {
+    if (j + next >= Sum::col_parts || !Sum::has_col_part(block, j + next)) continue;
+    MHLA_DEVICE_UNROLL
+    for (int i = 0; i < Sum::row_parts; ++i) {
+      if (!Sum::has_row_part(block, i)) continue;
+      float(&c)[4] = sum.value[i][j + next];
+      if (!is_half) {
+        machine::multiply_add<T>(c, rows[i], columns[2 * next], columns[2 * next + 1]);
+      } else {
+        machine::multiply_add<T>(c, rows[i][0], rows[i][1], columns[2 * next]);
+      }
+    }
+  }
+}
 /// sum += a b, of inner extent K, a multiple of 8. use(i, rows) gets each part of a, 16 x 16, as
 /// the i-th row of parts multiplies it; K is then a multiple of 16. The warps of the block meet.
 template <class T, int K, Stored a_stored, Stored b_stored, int M, int N, int WarpsM, int WarpsN,
@@ -282,20 +303,7 @@ MHLA_DEVICE void multiply_add(const Block& block, Accumulators<M, N, WarpsM, War
       if (!Sum::has_col_part(block, j)) continue;
       std::uint32_t columns[4];
       load_factor<b_outer, TileB>(of_b[j / 2], k, second, is_half, columns);
-      MHLA_DEVICE_UNROLL
-      for (int next = 0; next < 2; ++next) {
-        if (j + next >= Sum::col_parts || !Sum::has_col_part(block, j + next)) continue;
-        MHLA_DEVICE_UNROLL
-        for (int i = 0; i < Sum::row_parts; ++i) {
-          if (!Sum::has_row_part(block, i)) continue;
-          float(&c)[4] = sum.value[i][j + next];
-          if (!is_half) {
-            machine::multiply_add<T>(c, rows[i], columns[2 * next], columns[2 * next + 1]);
-          } else {
-            machine::multiply_add<T>(c, rows[i][0], rows[i][1], columns[2 * next]);
-          }
-        }
-      }
+      multiply_add_parts<T>(block, sum, rows, columns, j, is_half);
     }
   }
 }
