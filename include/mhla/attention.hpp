@@ -40,17 +40,7 @@
 /// Eigen, \ref mixing_matrix initial values of mix.
 #pragma once
 
-#include <mhla/core/error.hpp>
-#include <mhla/core/forward_state.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cpu/cpu_plan.hpp>
 #include <mhla/cpu/explain.hpp>
-#include <mhla/cpu/pipeline.hpp>
-#include <mhla/eigen/forward_op.hpp>
 #include <mhla/eigen/gradient_op.hpp>
 #include <mhla/eigen/matrix_views.hpp>
-#include <mhla/eigen/tensor_views.hpp>
-#include <mhla/eigen/thread_pool_executor.hpp>
-#include <mhla/policy/variant.hpp>

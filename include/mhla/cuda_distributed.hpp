@@ -3,29 +3,11 @@
 /// A sequence divided over GPUs, by blocks or by heads, from a plain .cpp.
 #pragma once
 
-#include <array>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cuda/device.hpp>
 #include <mhla/cuda/heads.hpp>
 #include <mhla/cuda/pipeline.hpp>
 #include <mhla/cuda/stages.hpp>
-#include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/head_parallel.hpp>
 #include <mhla/distributed/sequence_parallel.hpp>
-#include <mhla/distributed/shares.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/block_list.hpp>
-#include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/sums_layout.hpp>
-#include <mhla/policy/variant.hpp>
-#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 

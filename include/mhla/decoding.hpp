@@ -15,30 +15,8 @@
 /// state is that of two blocks' tokens and of `states` summaries for each of mix's heads.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/decode_step.hpp>
-#include <mhla/cpu/rotation_table.hpp>
-#include <mhla/cpu/token_block.hpp>
-#include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/decoding_checks.hpp>
-#include <mhla/policy/feature_map.hpp>
-#include <mhla/policy/normalizer.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

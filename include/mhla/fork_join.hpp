@@ -3,16 +3,9 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstddef>
-#include <cstdint>
-#include <exception>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
-#include <mhla/core/index.hpp>
 #include <mutex>
 #include <system_error>
 #include <thread>

@@ -22,22 +22,8 @@
 /// forward pass or a decoder never does so silently.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <concepts>
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/overlap.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/variant.hpp>
-#include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 

@@ -7,17 +7,10 @@
 #include <mpi.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstddef>
 #include <cstring>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/distributed/communicator.hpp>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -7,13 +7,7 @@
 #include <nccl.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/distributed/communicator.hpp>
-#include <string>
 #include <thread>
 #include <utility>
 

@@ -13,14 +13,7 @@
 /// contents.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <type_traits>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -47,26 +47,9 @@
 /// | the same, of 512 blocks | 18 % | 5.9 % | 0.44 % | 0.0015 % |
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <concepts>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/overlap.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/mixing_fit/box.hpp>
 #include <mhla/mixing_fit/recurrent.hpp>
 #include <mhla/mixing_fit/separable.hpp>
-#include <mhla/mixing_matrix.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <type_traits>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

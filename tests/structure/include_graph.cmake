@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# Reads the #include lines of the library and fails on an upward edge, on a cycle, and on Eigen where
-# it does not belong.   cmake -DINCLUDE_DIR=include -P tests/structure/include_graph.cmake
+# Reads the #include lines of the library and fails on an upward edge, on a cycle, on Eigen where it
+# does not belong, and on a line that another one makes idle.   cmake -DINCLUDE_DIR=include -P tests/structure/include_graph.cmake
 
 # What each room may include besides itself. A room is a folder of include/mhla or a header in it.
 set(rooms
@@ -37,6 +37,9 @@ set(rooms
 set(floors
   "cuda/chip  : cuda/device.hpp"
   "cuda/fused : cuda/chip cuda/device.hpp cuda/head_dims.hpp cuda/limits.hpp cuda/plan.hpp cuda/tables.hpp")
+
+# Lists of headers for users, where every line says what there is.
+set(lists mhla.hpp views.hpp cuda.hpp distributed.hpp)
 
 include("${CMAKE_CURRENT_LIST_DIR}/common.cmake")
 
@@ -111,4 +114,45 @@ if(left)
   list(APPEND faults "these headers include each other in a cycle: ${names}")
 endif()
 
-report("The include graph is broken" headers "headers, no upward edge, no cycle")
+# Idle lines: `brought_<header>` is all that a header brings by lines that no #if encloses. Without
+# such a line the same is included, so that no test would notice.
+function(find_brought header)
+  get_property(is_known GLOBAL PROPERTY "brought_${header}" SET)
+  if(is_known OR NOT EXISTS "${INCLUDE_DIR}/mhla/${header}")
+    return()
+  endif()
+  file(STRINGS "${INCLUDE_DIR}/mhla/${header}" lines REGEX "^[ \t]*#[ \t]*(if|endif|include)")
+  set(depth 0)
+  set(direct "")
+  set(indirect "")
+  foreach(line IN LISTS lines)
+    if(line MATCHES "#[ \t]*if")
+      math(EXPR depth "${depth} + 1")
+    elseif(line MATCHES "#[ \t]*endif")
+      math(EXPR depth "${depth} - 1")
+    elseif(depth EQUAL 0 AND line MATCHES "<(mhla/)?(.+)>")
+      set(target "${CMAKE_MATCH_2}")
+      list(APPEND direct "${target}")
+      if(CMAKE_MATCH_1)
+        find_brought("${target}")
+        get_property(brought GLOBAL PROPERTY "brought_${target}")
+        list(APPEND indirect ${brought})
+      endif()
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES indirect)
+  set_property(GLOBAL PROPERTY "brought_${header}" ${direct} ${indirect})
+  foreach(target IN LISTS direct)
+    if(target IN_LIST indirect AND NOT header IN_LIST lists)
+      set_property(GLOBAL APPEND PROPERTY idle "${header} includes ${target}: idle, another of its includes does")
+    endif()
+  endforeach()
+endfunction()
+if(NOT faults)
+  foreach(header IN LISTS headers)
+    find_brought("${header}")
+  endforeach()
+  get_property(faults GLOBAL PROPERTY idle)
+endif()
+
+report("The include graph is broken" headers "headers, no upward edge, no cycle, no idle line")

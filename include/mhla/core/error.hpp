@@ -5,7 +5,6 @@
 
 #include <concepts>
 #include <cstdio>
-#include <initializer_list>
 #include <mhla/core/config.hpp>
 #include <stdexcept>
 #include <string>

@@ -4,12 +4,7 @@
 
 #include <atomic>
 #include <cfenv>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 
 MHLA_NAMESPACE_BEGIN

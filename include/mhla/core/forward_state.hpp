@@ -3,15 +3,8 @@
 // recompute them.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
-#include <type_traits>
-#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,10 +2,8 @@
 // Destinations of a backward pass: four gradients, each of which may be omitted.
 #pragma once
 
-#include <mhla/core/config.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

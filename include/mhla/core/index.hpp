@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <type_traits>
 

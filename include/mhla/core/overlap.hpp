@@ -3,9 +3,6 @@
 // ranges would reject valid calls.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 
 MHLA_NAMESPACE_BEGIN

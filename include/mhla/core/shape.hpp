@@ -2,10 +2,6 @@
 // The extents of one attention call, and the checks of what a caller gives.
 #pragma once
 
-#include <initializer_list>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 
 MHLA_NAMESPACE_BEGIN

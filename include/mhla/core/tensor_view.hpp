@@ -2,11 +2,7 @@
 // Non-owning strided views: what callers hand to the library, and its layers to each other.
 #pragma once
 
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,15 +3,8 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <new>
-#include <type_traits>
 #include <utility>
 #include <vector>
 

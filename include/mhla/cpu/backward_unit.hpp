@@ -10,12 +10,7 @@
 // is exact::Backward (exact.hpp) or pairs::Backward (pairs/backward.hpp).
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/forward_unit.hpp>
-#include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

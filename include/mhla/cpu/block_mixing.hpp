@@ -10,9 +10,6 @@
 // NaN there does not spread.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/cpu/gemm.hpp>
 
 MHLA_NAMESPACE_BEGIN

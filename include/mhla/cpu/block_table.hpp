@@ -10,19 +10,9 @@
 //   sequence -> tiles -> runs of tokens       sequence -> blocks
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/kernels.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/problem.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,19 +3,7 @@
 #pragma once
 
 #include <memory>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/forward_state.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cpu/units.hpp>
-#include <mhla/policy/checks.hpp>
-#include <mhla/policy/problem.hpp>
-#include <optional>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -22,15 +22,7 @@
 // Summaries are kept transposed, [value_dim, feature_dim], so that such columns are rows.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cpu/gemm.hpp>
-#include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/token_block.hpp>
-#include <mhla/policy/recurrent_mixing.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,7 +2,6 @@
 // What the CPU backend runs with here, in words.
 #pragma once
 
-#include <mhla/core/config.hpp>
 #include <mhla/cpu/instruction_set.hpp>
 #include <string>
 

@@ -2,18 +2,7 @@
 // The products of a pass (forward_unit.hpp, backward_unit.hpp) in the accumulator type.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/backward_unit.hpp>
-#include <mhla/cpu/block_mixing.hpp>
-#include <mhla/cpu/forward_unit.hpp>
-#include <mhla/cpu/partition.hpp>
-#include <mhla/cpu/plan.hpp>
-#include <mhla/cpu/readout.hpp>
-#include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,17 +2,7 @@
 // What a call does on the CPU, in words and numbers, before it is made.
 #pragma once
 
-#include <cmath>
-#include <mhla/core/config.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/cpu/quadratic/choice.hpp>
-#include <mhla/cpu/rounded_calls.hpp>
-#include <mhla/policy/problem.hpp>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,8 +4,6 @@
 #pragma once
 
 #include <bit>
-#include <cstdint>
-#include <mhla/core/config.hpp>
 #include <mhla/policy/feature_map.hpp>
 
 MHLA_NAMESPACE_BEGIN

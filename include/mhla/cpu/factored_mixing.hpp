@@ -13,16 +13,7 @@
 // matrix is taken after the other.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cpu/gemm.hpp>
-#include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/plan.hpp>
-#include <mhla/policy/mixing.hpp>
-#include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -12,11 +12,8 @@
 // if the slots share a unit; the bits are the same.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/block_mixing.hpp>
 #include <mhla/cpu/factored_mixing.hpp>
-#include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN

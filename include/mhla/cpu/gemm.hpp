@@ -5,12 +5,8 @@
 #pragma once
 
 #include <algorithm>
-#include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/kernels.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -6,15 +6,10 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/cpu/exponential.hpp>
 #include <mhla/cpu/instruction_set.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

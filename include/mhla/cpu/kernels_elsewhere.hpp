@@ -5,16 +5,10 @@
 // mhla::kernels does both.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/quadratic/score_gradients.hpp>
-#include <mhla/cpu/quadratic/scores.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/cpu/strided_rows.hpp>
-#include <mhla/policy/feature_map.hpp>
 
 // For an accumulator type.
 #define MHLA_KERNELS(prefix, T)                                                                \

@@ -3,18 +3,8 @@
 // caller's workspace.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/pairs/memory.hpp>
-#include <mhla/cpu/partition.hpp>
-#include <mhla/cpu/quadratic/scores.hpp>
-#include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/token_block.hpp>
-#include <mhla/policy/mixing.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,15 +4,8 @@
 // fixed order: the bits do not depend on threads.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/partition.hpp>
-#include <mhla/policy/mixing.hpp>
-#include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

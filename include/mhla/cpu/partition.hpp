@@ -3,15 +3,8 @@
 // matrix into groups, value columns of a head into parts.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/cpu/block_table.hpp>
-#include <mhla/cpu/kernels.hpp>
-#include <mhla/policy/feature_map.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

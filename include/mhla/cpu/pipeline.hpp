@@ -3,17 +3,7 @@
 // type; everything is checked before anything is written.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/forward_state.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cpu/units.hpp>
-#include <mhla/policy/checks.hpp>
-#include <mhla/policy/problem.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

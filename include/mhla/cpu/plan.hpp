@@ -4,26 +4,9 @@
 // heads that read it.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/stage.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cpu/block_table.hpp>
-#include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/pairs/rounded_mixing.hpp>
-#include <mhla/cpu/partition.hpp>
-#include <mhla/cpu/quadratic/scores.hpp>
-#include <mhla/cpu/rotation_table.hpp>
 #include <mhla/policy/checks.hpp>
-#include <mhla/policy/mixing.hpp>
-#include <mhla/policy/mixing_product.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -44,11 +44,6 @@
 //   dm += C R^T    dR = m^T C    dQ_bp += dR_bp z_b    dz_b += sum_p dR_bp Q_bp
 #pragma once
 
-#include <cmath>
-#include <limits>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/gemm.hpp>
 
 MHLA_NAMESPACE_BEGIN

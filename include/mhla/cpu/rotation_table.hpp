@@ -4,17 +4,11 @@
 // Angles are computed in double: in float they would be off by 1e-3 at position 31,499.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/rotation.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,16 +2,7 @@
 // Which calls with Precision::fast round what they multiply.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/plan.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,28 +3,7 @@
 // every unit.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/stage.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/stage_units.hpp>
-#include <mhla/cpu/units.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/checks.hpp>
-#include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <mhla/stages/blocks.hpp>
-#include <mhla/stages/calls.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -7,22 +7,7 @@
 //   dH after, dS~         ->   dH before, dS, dC
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/stage.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cpu/backward_unit.hpp>
-#include <mhla/cpu/exact.hpp>
-#include <mhla/cpu/factored_mixing.hpp>
-#include <mhla/cpu/memory.hpp>
-#include <mhla/cpu/partial_sums.hpp>
-#include <mhla/cpu/partition.hpp>
-#include <mhla/cpu/plan.hpp>
-#include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/units.hpp>
-#include <mhla/policy/problem.hpp>
 #include <mhla/stages/blocks.hpp>
 #include <mhla/stages/calls.hpp>
 

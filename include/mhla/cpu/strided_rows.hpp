@@ -3,12 +3,6 @@
 // tile, in memory order.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/gemm.hpp>
 
 MHLA_NAMESPACE_BEGIN

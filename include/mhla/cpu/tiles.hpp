@@ -3,13 +3,7 @@
 // fetched meanwhile for the next.
 #pragma once
 
-#include <algorithm>
-#include <initializer_list>
-#include <mhla/core/config.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/plan.hpp>
-#include <mhla/cpu/readout.hpp>
-#include <mhla/cpu/token_block.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

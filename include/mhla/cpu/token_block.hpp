@@ -4,19 +4,7 @@
 // gradients.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cpu/block_table.hpp>
-#include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/kernels_elsewhere.hpp>
-#include <mhla/cpu/rotation_table.hpp>
-#include <mhla/cpu/strided_rows.hpp>
-#include <mhla/policy/feature_map.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,34 +2,14 @@
 // A call as units of work: what each does, and how slots share them.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/executor.hpp>
 #include <mhla/core/forward_state.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cpu/backward_unit.hpp>
 #include <mhla/cpu/exact.hpp>
-#include <mhla/cpu/forward_unit.hpp>
 #include <mhla/cpu/pairs/backward.hpp>
-#include <mhla/cpu/pairs/forward.hpp>
 #include <mhla/cpu/partial_sums.hpp>
-#include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/quadratic/backward.hpp>
 #include <mhla/cpu/quadratic/choice.hpp>
-#include <mhla/cpu/quadratic/forward.hpp>
 #include <mhla/cpu/rounded_calls.hpp>
-#include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/problem.hpp>
-#include <optional>
-#include <type_traits>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

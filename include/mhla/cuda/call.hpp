@@ -3,25 +3,12 @@
 // by, and a choice that a caller keeps; then a forward or a backward pass. Needs no CUDA header.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/forward_state.hpp>
-#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <string>
 #include <string_view>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,16 +3,9 @@
 // brings a plan or requests another.
 #pragma once
 
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/cuda/call.hpp>
-#include <mhla/cuda/device.hpp>
 #include <mhla/cuda/paths/cublas.hpp>
 #include <mhla/cuda/paths/quadratic.hpp>
 #include <mhla/cuda/paths/resident.hpp>
-#include <mhla/cuda/paths/summaries.hpp>
-#include <mhla/cuda/roofline.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

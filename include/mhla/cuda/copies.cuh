@@ -3,14 +3,8 @@
 // caller's that hold all that a block leaves.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/chip/divisor.hpp>
 #include <mhla/cuda/chip/launch.cuh>
-#include <mhla/cuda/device.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -19,22 +19,9 @@
 // Everything that depends on a sequence's position is read from device memory.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/chip/device_memory.cuh>
-#include <mhla/cuda/chip/row_units.cuh>
 #include <mhla/cuda/decoding.hpp>
-#include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/tables.cuh>
-#include <mhla/cuda/tables.hpp>
 #include <mhla/cuda/token_block.cuh>
-#include <mhla/policy/recurrent_mixing.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -5,22 +5,9 @@
 // <mhla/cuda/instantiate_decoder.cuh>; a missing variant is a link error that names it.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/tables.hpp>
-#include <mhla/policy/checks.hpp>
 #include <mhla/policy/decoding_checks.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <utility>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

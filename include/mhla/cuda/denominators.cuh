@@ -12,12 +12,6 @@
 //   dm += C R^T    dR = m^T C    dQ_bp += dR_bp z_b    dz_b = sum_p dR_bp Q_bp
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/launch.cuh>
-#include <mhla/cuda/chip/row_units.cuh>
-#include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/token_block.cuh>
 
 MHLA_NAMESPACE_BEGIN

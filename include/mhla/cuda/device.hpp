@@ -3,7 +3,6 @@
 // Needs no CUDA header, so that a plain .cpp can use it.
 #pragma once
 
-#include <mhla/core/config.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/workspace.hpp>
 

@@ -2,20 +2,7 @@
 // What a call does on a CudaDevice, in words and numbers, before it is made. Needs no CUDA header.
 #pragma once
 
-#include <cmath>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/cuda/call.hpp>
-#include <mhla/cuda/choose_path.hpp>
-#include <mhla/cuda/device.hpp>
 #include <mhla/cuda/pipeline.hpp>
-#include <mhla/cuda/roofline.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <string>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -13,22 +13,8 @@
 // of its own, unless all share one matrix.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/chip/launch.cuh>
-#include <mhla/cuda/device.hpp>
-#include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/token_block.cuh>
-#include <mhla/policy/mixing.hpp>
-#include <mhla/policy/mixing_product.hpp>
-#include <mhla/policy/variant.hpp>
-#include <optional>
-#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 

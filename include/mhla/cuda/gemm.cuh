@@ -6,16 +6,7 @@
 #include <cublas_v2.h>
 
 #include <limits>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/divisor.hpp>
-#include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/copies.cuh>
-#include <mhla/cuda/device.hpp>
-#include <optional>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -5,9 +5,7 @@
 #pragma once
 
 #include <iterator>
-#include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 

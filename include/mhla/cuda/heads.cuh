@@ -2,19 +2,8 @@
 // Messages of tokens, packed and unpacked; and copies.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/chip/device_memory.cuh>
-#include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/copies.cuh>
 #include <mhla/cuda/heads.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/block_list.hpp>
-#include <mhla/policy/checks.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,10 +4,6 @@
 // missing scalar is a link error that names it.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/policy/block_list.hpp>
 #include <mhla/policy/checks.hpp>

@@ -2,7 +2,6 @@
 // The kernels of one variant, for a .cu file of the program: MHLA_INSTANTIATE_CUDA.
 #pragma once
 
-#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/pipeline.cuh>
 
 // The list of head dimensions gets a name in the caller's namespace, a new one each time: inside

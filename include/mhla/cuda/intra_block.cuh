@@ -14,15 +14,7 @@
 // No entry above the diagonal is ever multiplied, so that a NaN does not reach earlier tokens.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/launch.cuh>
-#include <mhla/cuda/chip/row_units.cuh>
 #include <mhla/cuda/denominators.cuh>
-#include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/plan.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -3,7 +3,6 @@
 // smaller numbers.
 #pragma once
 
-#include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 
 MHLA_NAMESPACE_BEGIN

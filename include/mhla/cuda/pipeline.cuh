@@ -2,12 +2,6 @@
 // Runs a checked call on its path, with the kernels that the program compiles.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/cuda/call.hpp>
-#include <mhla/cuda/chip/device_memory.cuh>
-#include <mhla/cuda/choose_path.hpp>
-#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/paths/cublas.cuh>
 #include <mhla/cuda/paths/quadratic.cuh>
 #include <mhla/cuda/paths/resident.cuh>

@@ -4,23 +4,7 @@
 // <mhla/cuda/instantiate.cuh>; a missing variant is a link error that names it.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cuda/call.hpp>
 #include <mhla/cuda/choose_path.hpp>
-#include <mhla/cuda/device.hpp>
-#include <mhla/cuda/forward_state.hpp>
-#include <mhla/cuda/head_dims.hpp>
-#include <mhla/cuda/plan.hpp>
-#include <mhla/policy/checks.hpp>
-#include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

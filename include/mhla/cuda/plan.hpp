@@ -3,20 +3,9 @@
 // plan only determines how much it takes; it needs no CUDA header, so that a plain .cpp can use it.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/stage.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/limits.hpp>
 #include <mhla/cuda/tables.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <optional>
 
 MHLA_NAMESPACE_BEGIN
 

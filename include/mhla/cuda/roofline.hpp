@@ -5,18 +5,7 @@
 // of bench/gpu_shapes.hpp, which the model meets within a quarter. Needs no CUDA header.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <iterator>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cuda/head_dims.hpp>
-#include <mhla/cuda/limits.hpp>
 #include <mhla/cuda/plan.hpp>
-#include <mhla/cuda/tables.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,21 +3,8 @@
 // batch. Mixing reads and writes the caller's rows; what panels make is copied from or to them.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/call.hpp>
-#include <mhla/cuda/chip/device_memory.cuh>
-#include <mhla/cuda/copies.cuh>
-#include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/paths/cublas.cuh>
-#include <mhla/cuda/paths/operands.cuh>
-#include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/stages.hpp>
-#include <mhla/cuda/token_block.cuh>
-#include <mhla/stages/calls.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,27 +4,9 @@
 // <mhla/cuda/instantiate_stages.cuh>; a missing variant is a link error that names it.
 #pragma once
 
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/stage.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cuda/call.hpp>
 #include <mhla/cuda/choose_path.hpp>
-#include <mhla/cuda/device.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/checks.hpp>
-#include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/problem.hpp>
 #include <mhla/policy/sums_layout.hpp>
-#include <mhla/policy/variant.hpp>
 #include <mhla/stages/basic_stages.hpp>
-#include <mhla/stages/blocks.hpp>
-#include <mhla/stages/calls.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,17 +4,9 @@
 // nothing is copied and a graph can contain the call.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/tables.hpp>
-#include <mhla/policy/rotation.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

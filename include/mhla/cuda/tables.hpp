@@ -7,19 +7,9 @@
 // in their tables. And the cosine and sine of every position on every axis, computed in double.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/chip/divisor.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/rotation.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -5,20 +5,9 @@
 // zero.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/chip/launch.cuh>
-#include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/row_units.cuh>
 #include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/tables.hpp>
-#include <mhla/policy/feature_map.hpp>
-#include <mhla/policy/rotation.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,11 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
-#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,13 +2,7 @@
 // The attention matrix that MHLA never forms, for inspection (arXiv 2601.07832, eq. 5).
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/variant.hpp>
 #include <mhla/reference/mhla.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 namespace diagnostics {

@@ -3,9 +3,6 @@
 // omits the number of tokens and the rank of the mixing matrix).
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/policy/block_geometry.hpp>
 

@@ -3,10 +3,6 @@
 // the elements of its state (arXiv 2601.07832, table 1, with constants).
 #pragma once
 
-#include <initializer_list>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/shape.hpp>
 #include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -4,9 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
 

@@ -6,15 +6,8 @@
 #include <Eigen/Core>
 #include <Eigen/Eigenvalues>
 #include <Eigen/Householder>
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
 #include <limits>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/diagnostics/entropy.hpp>
 #include <vector>
 

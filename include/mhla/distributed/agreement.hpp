@@ -4,24 +4,10 @@
 // on, is named on every rank, and no rank waits for it.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <exception>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
-#include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/variant.hpp>
-#include <optional>
-#include <utility>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

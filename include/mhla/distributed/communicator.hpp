@@ -4,11 +4,6 @@
 #pragma once
 
 #include <chrono>
-#include <concepts>
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <vector>
 

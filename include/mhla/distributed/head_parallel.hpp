@@ -4,25 +4,8 @@
 // round: an all-to-all (DeepSpeed-Ulysses, arXiv 2309.14509).
 #pragma once
 
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/distributed/agreement.hpp>
-#include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/host.hpp>
-#include <mhla/distributed/shares.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/block_list.hpp>
-#include <mhla/policy/checks.hpp>
-#include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/problem.hpp>
-#include <utility>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

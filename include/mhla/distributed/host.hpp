@@ -2,26 +2,10 @@
 // What SequenceParallel and HeadParallel do on the host besides stages and talking to other ranks.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/checks.hpp>
-#include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/problem.hpp>
 #include <mhla/policy/sums_layout.hpp>
-#include <mhla/policy/variant.hpp>
-#include <optional>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,24 +3,9 @@
 // which of these splits it takes, and why.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/distributed/agreement.hpp>
-#include <mhla/distributed/shares.hpp>
 #include <mhla/distributed/sums_exchange.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/block_list.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <string>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,31 +2,11 @@
 // A sequence divided by blocks: what ranks tell each other is sums.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <memory>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/stage.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/distributed/agreement.hpp>
-#include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/host.hpp>
-#include <mhla/distributed/shares.hpp>
 #include <mhla/distributed/sums_exchange.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/checks.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
 #include <mhla/stages.hpp>
-#include <utility>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

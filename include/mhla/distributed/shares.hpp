@@ -2,18 +2,7 @@
 // Which blocks of a sequence each rank has.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/block_list.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/recurrent_mixing.hpp>
-#include <mhla/policy/variant.hpp>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN

@@ -3,18 +3,10 @@
 // that read them.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
-#include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/sums_layout.hpp>
-#include <mhla/policy/variant.hpp>
 #include <mhla/stages/blocks.hpp>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -6,23 +6,8 @@
 // Eigen's, does not compile. Needs no CUDA header.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/forward_state.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cuda/device.hpp>
-#include <mhla/cuda/forward_state.hpp>
 #include <mhla/cuda/pipeline.hpp>
-#include <mhla/eigen/forward_op.hpp>
 #include <mhla/eigen/gradient_op.hpp>
-#include <mhla/eigen/tensor_views.hpp>
-#include <mhla/policy/checks.hpp>
-#include <mhla/policy/variant.hpp>
-#include <type_traits>
-#include <unsupported/Eigen/CXX11/Tensor>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,8 +3,6 @@
 // mhla::gradients(...).device(ForkJoinDevice(team)) = attention.backward(...).
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/executor.hpp>
 #include <mhla/fork_join.hpp>
 #include <unsupported/Eigen/CXX11/Tensor>
 

@@ -7,27 +7,10 @@
 // result, and not before.
 #pragma once
 
-#include <cstddef>
 #include <memory>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/forward_state.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/eigen/operand.hpp>
-#include <mhla/eigen/tensor_views.hpp>
 #include <mhla/eigen/thread_pool_executor.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <optional>
-#include <type_traits>
-#include <unsupported/Eigen/CXX11/Tensor>
-#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,12 +3,7 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/eigen/tensor_views.hpp>
-#include <type_traits>
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN

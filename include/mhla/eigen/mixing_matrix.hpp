@@ -4,14 +4,8 @@
 // axes reversed in a ColMajor tensor.
 #pragma once
 
-#include <concepts>
-#include <mhla/core/config.hpp>
 #include <mhla/eigen/tensor_views.hpp>
-#include <mhla/mixing_matrix.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/variant.hpp>
 #include <mhla/structured_mixing.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

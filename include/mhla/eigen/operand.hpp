@@ -2,19 +2,8 @@
 // An operand of an expression: read in place, or evaluated into a temporary first.
 #pragma once
 
-#include <algorithm>
-#include <concepts>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/overlap.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/eigen/tensor_views.hpp>
 #include <mhla/policy/checks.hpp>
-#include <type_traits>
-#include <unsupported/Eigen/CXX11/Tensor>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,11 +3,7 @@
 // .device(device).
 #pragma once
 
-#include <exception>
-#include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
-#include <mhla/core/index.hpp>
-#include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
 #include <utility>
 

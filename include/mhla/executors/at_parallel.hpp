@@ -4,8 +4,6 @@
 
 #include <ATen/Parallel.h>
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 
 MHLA_NAMESPACE_BEGIN

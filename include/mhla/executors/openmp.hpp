@@ -9,7 +9,6 @@
 #include <omp.h>
 
 #include <exception>
-#include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -7,7 +7,6 @@
 #include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
 
-#include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <limits>
-#include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <vector>
 

@@ -7,18 +7,9 @@
 // The diagonal is the own weights', and exact.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstdlib>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/mixing_fit/box.hpp>
 #include <mhla/mixing_matrix.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -8,19 +8,12 @@
 // products).
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <limits>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/mixing_fit/box.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <numeric>
 #include <random>
 #include <utility>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

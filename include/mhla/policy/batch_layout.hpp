@@ -4,13 +4,6 @@
 // calls; only the tables of its blocks differ.
 #pragma once
 
-#include <concepts>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN

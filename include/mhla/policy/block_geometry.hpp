@@ -8,11 +8,7 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,14 +3,7 @@
 // sequences, end to end.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN

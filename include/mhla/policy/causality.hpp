@@ -2,8 +2,6 @@
 // Causality: which keys a query may see.
 #pragma once
 
-#include <concepts>
-#include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -3,23 +3,11 @@
 // variant, aligned addresses, and destinations that can be written.
 #pragma once
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/overlap.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <string>
-#include <type_traits>
-#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,18 +2,8 @@
 // The dense matrix that a mixing's parameters stand for.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/overlap.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <type_traits>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN

@@ -13,12 +13,7 @@
 #pragma once
 
 #include <cmath>
-#include <concepts>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

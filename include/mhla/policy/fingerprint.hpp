@@ -3,16 +3,7 @@
 // variants do.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <type_traits>
 #include <typeinfo>
 #include <utility>
 

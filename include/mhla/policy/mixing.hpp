@@ -11,16 +11,8 @@
 /// (mhla::MixingProduct) that together are m, and how their coefficients come from its parameters.
 #pragma once
 
-#include <concepts>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/causality.hpp>
-#include <mhla/policy/mixing_product.hpp>
 #include <mhla/policy/recurrent_mixing.hpp>
 #include <mhla/policy/separable_mixing.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

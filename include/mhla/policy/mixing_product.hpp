@@ -2,8 +2,6 @@
 // What a structured mixing is to a backend: blocks, and small products on their summaries.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/causality.hpp>
 

@@ -7,8 +7,6 @@
 /// contributes 0 to every gradient.
 #pragma once
 
-#include <concepts>
-#include <mhla/core/config.hpp>
 #include <mhla/core/shape.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -2,12 +2,8 @@
 // A variant and a shape that fit together: the input of every backend.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/variant.hpp>
 #include <optional>
 
 MHLA_NAMESPACE_BEGIN

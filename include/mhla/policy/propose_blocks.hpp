@@ -4,9 +4,6 @@
 
 #include <cmath>
 #include <limits>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <vector>

@@ -2,13 +2,7 @@
 // RecurrentMixing: a recurrence over blocks, as products of chunks of them.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/causality.hpp>
 #include <mhla/policy/mixing_product.hpp>
 
 MHLA_NAMESPACE_BEGIN

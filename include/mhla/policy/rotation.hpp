@@ -7,11 +7,7 @@
 #pragma once
 
 #include <cmath>
-#include <concepts>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,10 +2,7 @@
 // SeparableMixing: sums of Kronecker products, one axis after the other.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/mixing_product.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -2,7 +2,6 @@
 // Rows of sums as they travel from rank to rank.
 #pragma once
 
-#include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 

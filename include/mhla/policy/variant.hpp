@@ -3,15 +3,11 @@
 // numbers as members. Independent of Eigen, so that device code can name the same variant.
 #pragma once
 
-#include <mhla/core/config.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/causality.hpp>
 #include <mhla/policy/feature_map.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/rotation.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,23 +3,8 @@
 // mixing matrix equal to 1. The MHLA oracle is made of the same parts.
 #pragma once
 
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/causality.hpp>
 #include <mhla/policy/checks.hpp>
-#include <mhla/policy/normalizer.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
 #include <mhla/reference/token_features.hpp>
-#include <mhla/reference/token_matrix.hpp>
-#include <type_traits>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

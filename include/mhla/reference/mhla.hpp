@@ -4,23 +4,8 @@
 // allocating, and sharing no code with the backends it judges.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/checks.hpp>
-#include <mhla/policy/normalizer.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
 #include <mhla/reference/linear_attention.hpp>
 #include <mhla/reference/mixing.hpp>
-#include <mhla/reference/token_features.hpp>
-#include <mhla/reference/token_matrix.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

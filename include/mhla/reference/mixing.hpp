@@ -3,10 +3,6 @@
 // policy/mixing.hpp, and the chain rule from dm to them.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/reference/token_matrix.hpp>
 

@@ -2,19 +2,8 @@
 // Softmax attention in plain loops (arXiv 1706.03762, eq. 1), a baseline for MHLA.
 #pragma once
 
-#include <cmath>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/causality.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/reference/token_matrix.hpp>
-#include <optional>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,16 +4,8 @@
 // (released video and language-model code).
 #pragma once
 
-#include <cmath>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/feature_map.hpp>
-#include <mhla/policy/rotation.hpp>
 #include <mhla/policy/variant.hpp>
 #include <mhla/reference/token_matrix.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,15 +3,8 @@
 // and sums of gradients. Plain and allocating; nothing here is shared with a backend.
 #pragma once
 
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <type_traits>
 #include <utility>
 #include <vector>
 

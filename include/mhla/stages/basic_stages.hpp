@@ -2,26 +2,9 @@
 // The stages of any backend: their calls, checked once, and for packed sequences one after another.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/stage.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
-#include <mhla/stages/blocks.hpp>
-#include <mhla/stages/calls.hpp>
 #include <mhla/stages/checks.hpp>
-#include <mhla/stages/errors.hpp>
 #include <mhla/stages/packed.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,23 +2,9 @@
 // The blocks that stages (mhla/stages.hpp) run on, and the sizes of what they leave.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/stage.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/batch_layout.hpp>
-#include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/block_list.hpp>
 #include <mhla/policy/checks.hpp>
-#include <mhla/policy/problem.hpp>
-#include <mhla/policy/recurrent_mixing.hpp>
-#include <mhla/policy/variant.hpp>
 #include <mhla/stages/errors.hpp>
-#include <optional>
 
 MHLA_NAMESPACE_BEGIN
 

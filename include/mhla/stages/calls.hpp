@@ -4,14 +4,7 @@
 // that list; a view that the variant, or these blocks, do not use is not on it.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/stage.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,20 +3,8 @@
 // written.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/stage.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/checks.hpp>
-#include <mhla/policy/variant.hpp>
 #include <mhla/stages/blocks.hpp>
 #include <mhla/stages/calls.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

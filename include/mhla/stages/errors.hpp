@@ -2,11 +2,7 @@
 // What is said where stages (mhla/stages.hpp) do not compile.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/policy/recurrent_mixing.hpp>
 #include <mhla/policy/variant.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

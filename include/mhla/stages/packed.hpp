@@ -2,14 +2,6 @@
 // What one sequence has of a stage's call on a packed batch.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/stage.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/block_list.hpp>
-#include <mhla/policy/problem.hpp>
 #include <mhla/stages/blocks.hpp>
 #include <mhla/stages/calls.hpp>
 

@@ -4,20 +4,12 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstring>
 #include <iomanip>
 #include <limits>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/testing/elements.hpp>
 #include <ostream>
 #include <sstream>
-#include <string>
-#include <type_traits>
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN

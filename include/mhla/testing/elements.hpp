@@ -2,11 +2,7 @@
 // Visits the elements of views of equal extents together, whatever their strides.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 

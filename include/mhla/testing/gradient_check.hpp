@@ -2,20 +2,11 @@
 // Checks that a gradient is the derivative of its function.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
 #include <limits>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/testing/elements.hpp>
-#include <mhla/testing/host_tensor.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <ostream>
 #include <sstream>
-#include <string>
 #include <tuple>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,18 +2,9 @@
 // A small owning tensor, for tests and examples without Eigen.
 #pragma once
 
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/testing/elements.hpp>
-#include <new>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,12 +3,6 @@
 // strides, the platform's library, or other tensors.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/testing/elements.hpp>
 #include <mhla/testing/host_tensor.hpp>
 
 MHLA_NAMESPACE_BEGIN

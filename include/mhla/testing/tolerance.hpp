@@ -8,7 +8,6 @@
 #pragma once
 
 #include <limits>
-#include <mhla/core/config.hpp>
 #include <mhla/core/scalar.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -4,15 +4,8 @@
 // they lack the means that centers.hpp takes out.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <mhla/core/config.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/backward_unit.hpp>
-#include <mhla/cpu/pairs/centers.hpp>
 #include <mhla/cpu/pairs/forward.hpp>
-#include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

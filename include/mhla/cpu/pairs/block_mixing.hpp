@@ -3,12 +3,8 @@
 // rows, and its adjoint in the matrix.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/cpu/block_mixing.hpp>
 #include <mhla/cpu/pairs/memory.hpp>
-#include <mhla/cpu/pairs/panel.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

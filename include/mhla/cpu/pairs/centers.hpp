@@ -20,15 +20,7 @@
 // is exact.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/cpu/block_mixing.hpp>
 #include <mhla/cpu/forward_unit.hpp>
-#include <mhla/cpu/pairs/memory.hpp>
-#include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/pairs/token_block.hpp>
 
 MHLA_NAMESPACE_BEGIN

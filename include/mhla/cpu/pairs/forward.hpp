@@ -9,19 +9,8 @@
 // Key sums, denominators and whatever else is not a product of matrices are float.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <mhla/core/config.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cpu/forward_unit.hpp>
 #include <mhla/cpu/pairs/block_mixing.hpp>
 #include <mhla/cpu/pairs/centers.hpp>
-#include <mhla/cpu/pairs/memory.hpp>
-#include <mhla/cpu/pairs/panel.hpp>
-#include <mhla/cpu/pairs/token_block.hpp>
-#include <mhla/cpu/tiles.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,11 +2,6 @@
 // The memory of a call with Precision::fast beside that of memory.hpp, in the caller's workspace.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cpu/kernels.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/partition.hpp>
 

@@ -8,10 +8,7 @@
 //   features            c and c + half, half = pairs_of(features)
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/cpu/gemm.hpp>
-#include <mhla/cpu/kernels.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,12 +2,6 @@
 // mix in bfloat16, as the products that mix summaries with Precision::fast take it.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/policy/causality.hpp>

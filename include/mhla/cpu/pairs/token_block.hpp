@@ -2,11 +2,6 @@
 // Token tiles as factors: rows of tensors, or of their features, rounded to bfloat16 in pairs.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cpu/pairs/memory.hpp>
-#include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -2,15 +2,8 @@
 // The backward pass of one unit by the scores of all pairs: the adjoint of forward.hpp.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/backward_unit.hpp>
 #include <mhla/cpu/quadratic/forward.hpp>
-#include <mhla/cpu/quadratic/score_gradients.hpp>
-#include <mhla/cpu/quadratic/scores.hpp>
-#include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

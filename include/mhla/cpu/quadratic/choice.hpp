@@ -4,11 +4,7 @@
 // (Products of both paths run at about the same rate, those that mix summaries included.)
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

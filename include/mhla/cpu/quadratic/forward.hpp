@@ -3,13 +3,6 @@
 // cheaper than summaries where blocks are short, or the sequence is.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/executor.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cpu/plan.hpp>
-#include <mhla/cpu/quadratic/scores.hpp>
-#include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN

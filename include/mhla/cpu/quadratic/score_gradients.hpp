@@ -8,13 +8,6 @@
 // Without a rotation t = G / den + c takes in what the denominators send back.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/quadratic/scores.hpp>
 #include <mhla/cpu/readout.hpp>
 

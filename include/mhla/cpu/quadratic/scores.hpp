@@ -8,16 +8,8 @@
 // over the keys that x sees. Without a rotation E is P. The adjoint is in score_gradients.hpp.
 #pragma once
 
-#include <algorithm>
-#include <cstring>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/partition.hpp>
-#include <mhla/policy/causality.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -6,14 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/overlap.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/checks.hpp>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,8 +3,6 @@
 // where the chip would take some twenty instructions.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -6,11 +6,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdint>
-#include <cstring>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/cuda/chip/device_memory.cuh>
 #include <mhla/cuda/device.hpp>
 

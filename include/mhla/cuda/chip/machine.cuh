@@ -31,16 +31,9 @@
 
 #include <cuda_runtime.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/cuda/chip/device_memory.cuh>
 #include <mhla/cuda/chip/shared_layout.hpp>
 #include <mhla/cuda/device.hpp>
-#include <type_traits>
 
 /// Functions that run only on the device.
 #define MHLA_DEVICE __device__ __forceinline__

@@ -2,13 +2,7 @@
 // Products of tiles by a block's warps, accumulated in registers in float.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/tile.cuh>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -5,15 +5,8 @@
 // vector.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/chip/machine.cuh>
-#include <mhla/policy/rotation.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

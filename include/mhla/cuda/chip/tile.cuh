@@ -3,11 +3,7 @@
 // and summaries to them, and pipelines of tiles through a ring of slots.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/cuda/chip/machine.cuh>
-#include <mhla/cuda/chip/shared_layout.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

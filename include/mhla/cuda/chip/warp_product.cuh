@@ -4,12 +4,7 @@
 // shared memory nor at a barrier.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
-#include <mhla/cuda/chip/tile.cuh>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -12,14 +12,7 @@
 // to 65504. Summaries have one plane, or two that add up likewise.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
-#include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 

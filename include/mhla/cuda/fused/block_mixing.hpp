@@ -4,14 +4,8 @@
 // model can use it.
 #pragma once
 
-#include <algorithm>
 #include <limits>
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/policy/causality.hpp>
 #include <mhla/policy/variant.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -8,18 +8,10 @@
 // dz~_i, over all query heads that read the mixed summary.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
-#include <mhla/cuda/chip/shared_layout.hpp>
-#include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/token_shapes.hpp>
-#include <mhla/cuda/fused/tokens.cuh>
-#include <mhla/cuda/head_dims.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -20,19 +20,8 @@
 // parts, which nearly cancel if values have a common mean, are added.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/machine.cuh>
-#include <mhla/cuda/chip/product.cuh>
-#include <mhla/cuda/chip/shared_layout.hpp>
-#include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
-#include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/token_pairs.cuh>
-#include <mhla/cuda/fused/token_shapes.hpp>
-#include <mhla/cuda/fused/tokens.cuh>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -9,14 +9,8 @@
 // strip is one access to shared memory.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/cuda/chip/machine.cuh>
-#include <mhla/cuda/chip/shared_layout.hpp>
-#include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/head_dims.hpp>
-#include <mhla/cuda/tables.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -7,14 +7,7 @@
 // Sums over a summary's columns are cut into splits, whose parts of dm are kept apart.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/machine.cuh>
-#include <mhla/cuda/chip/product.cuh>
-#include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_mixing.cuh>
-#include <mhla/cuda/fused/block_mixing.hpp>
-#include <mhla/cuda/fused/tokens.cuh>
 
 MHLA_NAMESPACE_BEGIN
 

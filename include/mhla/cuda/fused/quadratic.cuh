@@ -11,14 +11,7 @@
 // only as a factor of the second product; denominators stay in float.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/machine.cuh>
-#include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/quadratic_pairs.cuh>
-#include <mhla/cuda/fused/tokens.cuh>
 
 MHLA_NAMESPACE_BEGIN
 

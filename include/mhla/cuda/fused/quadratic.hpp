@@ -3,12 +3,7 @@
 // keep 16-bit numbers in range. Needs no CUDA header, so that a plan and a cost model can use it.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/cuda/plan.hpp>
-#include <mhla/policy/causality.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,21 +4,10 @@
 // other side, in strips: rows are queries and columns keys, or vice versa.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/machine.cuh>
-#include <mhla/cuda/chip/product.cuh>
-#include <mhla/cuda/chip/shared_layout.hpp>
-#include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
-#include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/token_pairs.cuh>
-#include <mhla/cuda/fused/token_shapes.hpp>
-#include <mhla/cuda/fused/tokens.cuh>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -9,18 +9,8 @@
 // scores themselves, unless there is a rotation.
 #pragma once
 
-#include <cmath>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/machine.cuh>
-#include <mhla/cuda/chip/product.cuh>
-#include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
-#include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/token_pairs.cuh>
-#include <mhla/cuda/fused/token_shapes.hpp>
-#include <mhla/cuda/fused/tokens.cuh>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -11,22 +11,7 @@
 // Blocks see their own keys whole.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/machine.cuh>
-#include <mhla/cuda/chip/product.cuh>
-#include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/fused/block_summary.cuh>
-#include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/readout.cuh>
-#include <mhla/cuda/fused/token_pairs.cuh>
-#include <mhla/cuda/fused/token_shapes.hpp>
-#include <mhla/cuda/fused/tokens.cuh>
-#include <mhla/cuda/tables.hpp>
-#include <mhla/policy/causality.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -9,14 +9,9 @@
 // of x and y).
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
-#include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/token_shapes.hpp>
-#include <mhla/cuda/fused/tokens.cuh>
 
 MHLA_NAMESPACE_BEGIN
 

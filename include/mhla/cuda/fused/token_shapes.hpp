@@ -3,9 +3,6 @@
 // lay that out. Needs no CUDA header, so that a cost model can use it.
 #pragma once
 
-#include <cstdint>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/cuda/chip/shared_layout.hpp>
 #include <mhla/cuda/head_dims.hpp>
 

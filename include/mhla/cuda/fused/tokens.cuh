@@ -2,15 +2,9 @@
 // Tokens of a tensor, tile by tile, found through the block table.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/row_units.cuh>
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/tables.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -13,25 +13,9 @@
 //   key blocks:    dk, dv
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/call.hpp>
-#include <mhla/cuda/chip/launch.cuh>
-#include <mhla/cuda/copies.cuh>
-#include <mhla/cuda/denominators.cuh>
-#include <mhla/cuda/factored_mixing.cuh>
-#include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/intra_block.cuh>
 #include <mhla/cuda/paths/cublas.hpp>
 #include <mhla/cuda/paths/operands.cuh>
-#include <mhla/cuda/plan.hpp>
-#include <mhla/cuda/token_block.cuh>
-#include <mhla/policy/causality.hpp>
-#include <optional>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,14 +4,8 @@
 // needs no CUDA header.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/cuda/call.hpp>
-#include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/roofline.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,25 +3,11 @@
 // from its parts.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cuda/call.hpp>
-#include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/factored_mixing.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
-#include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/token_pairs.cuh>
-#include <mhla/cuda/fused/tokens.cuh>
-#include <mhla/cuda/gemm.cuh>
-#include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/tables.cuh>
-#include <mhla/policy/causality.hpp>
-#include <mhla/policy/checks.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

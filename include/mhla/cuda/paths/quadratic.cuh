@@ -2,14 +2,8 @@
 // Runs calls over pairs of tokens: the whole batch at once.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/cuda/call.hpp>
 #include <mhla/cuda/fused/quadratic.cuh>
-#include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
-#include <mhla/cuda/fused/quadratic_pairs.cuh>
-#include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/paths/operands.cuh>
 #include <mhla/cuda/paths/quadratic.hpp>
 

@@ -9,9 +9,6 @@
 // quadratic.cuh runs it; this needs no CUDA header.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/roofline.hpp>

@@ -2,19 +2,9 @@
 // Runs calls whose summaries stay in shared memory: the whole batch, one launch per sequence.
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/call.hpp>
-#include <mhla/cuda/chip/device_memory.cuh>
 #include <mhla/cuda/fused/resident.cuh>
-#include <mhla/cuda/fused/token_shapes.hpp>
-#include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/paths/operands.cuh>
 #include <mhla/cuda/paths/resident.hpp>
-#include <mhla/cuda/paths/summaries.hpp>
-#include <type_traits>
-#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,15 +4,7 @@
 // needs no CUDA header.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/cuda/call.hpp>
-#include <mhla/cuda/fused/block_mixing.hpp>
-#include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/paths/summaries.hpp>
-#include <mhla/cuda/plan.hpp>
-#include <mhla/cuda/roofline.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -13,23 +13,11 @@
 //   key blocks:                                    dk and dv
 #pragma once
 
-#include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/call.hpp>
-#include <mhla/cuda/fused/block_mixing.cuh>
-#include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/feature_gradient.cuh>
-#include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/mixing_gradient.cuh>
 #include <mhla/cuda/fused/readout.cuh>
-#include <mhla/cuda/fused/token_pairs.cuh>
-#include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/paths/operands.cuh>
 #include <mhla/cuda/paths/summaries.hpp>
-#include <type_traits>
-#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 

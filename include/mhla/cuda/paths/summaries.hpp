@@ -8,17 +8,10 @@
 // normalizer. summaries.cuh runs it; this needs no CUDA header.
 #pragma once
 
-#include <algorithm>
-#include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/token_shapes.hpp>
-#include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/roofline.hpp>
-#include <mhla/cuda/tables.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
