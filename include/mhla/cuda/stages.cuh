@@ -93,6 +93,7 @@ void run_stage(const PassCall<V, T>& call, const F& f) {
 /// Calls f(pass, rows, dy, gradients) likewise, and writes dmix.
 template <class V, class T, class F>
 void run_stage_gradient(const BackwardCall<V, T>& call, const F& f) {
+  if (call.problem.shape.empty()) return;
   const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
   const BorrowedCublas cublas(call.device, largest.cublas);
   run_backward_in_parts(call, largest,
@@ -121,19 +122,12 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOut<T>& 
     pass.sum_denominators();
     pass.read_out_blocks(cut(call.y));
   });
-  if constexpr (requires { at.attention.masks; })
-    clear_masked(at.device, at.attention.masks.query, call.y);
 }
 
 template <class V, class T>
 void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOutGradient<T>& call) {
-  if (at.problem.shape.empty()) {
-    if (call.update.query == Update::overwrite) set_zero(at.device, call.dq);
-    if (call.update.mix == Update::overwrite) set_zero(at.device, call.dmix);
-    return;
-  }
   run_stage_gradient(
-      backward_call<T>(at, call.x, call.dy, {call.dq, skip, skip, call.dmix}, call.update.mix),
+      backward_call<T>(at, call.x, call.dy, {call.dq, skip, skip, call.dmix}, call.mix_update),
       [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
         const BlockSums<A> from = rows.sums(call.sums.summaries, 1);
         if constexpr (is_causal_within_block<V>) pass.pack_keys();
@@ -145,7 +139,7 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOutGradi
         pass.denominators_gradient();
         if (to.query.wanted)
           pass.unpack_gradient(pass.queries_gradient(), pass.of.scale(), pass.of.q, to.query.view,
-                               call.update.query);
+                               call.update);
         if (to.mix.wanted) pass.mixing_gradient(from);
         const Index matrices = pass.e.matrices;
         rows.copy_sums(matrices, pass.mixed_gradients(), rows.sums(call.left.mixtures, matrices));
@@ -154,9 +148,6 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOutGradi
             rows.copy_denominators(numbers, row);
           });
       });
-  if constexpr (requires { at.attention.masks; })
-    if (call.update.query == Update::overwrite && call.dq.wanted)
-      clear_masked(at.device, at.attention.masks.query, call.dq.view);
 }
 
 template <class V, class T>
@@ -170,11 +161,6 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::MixGradient<
 
 template <class V, class T>
 void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::SummarizeGradient<T>& call) {
-  if (at.problem.shape.empty()) {
-    if (call.update == Update::accumulate) return;
-    set_zero(at.device, call.dk);
-    return set_zero(at.device, call.dv);
-  }
   // Only the diagonal of dmix comes from here; what it is added to stays.
   run_stage_gradient(
       backward_call<T>(at, call.x, call.dy, {skip, call.dk, call.dv, call.dmix},
@@ -198,12 +184,6 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::SummarizeGra
         rows.copy_sums(1, rows.sums(call.summary_gradients, 1), pass.summary_gradients());
         pass.summarize_blocks_gradient(to, call.update);
       });
-  if constexpr (requires { at.attention.masks; }) {
-    if (call.update == Update::accumulate) return;
-    const auto& mask = at.attention.masks.key;
-    if (call.dk.wanted) clear_masked(at.device, mask, call.dk.view);
-    if (call.dv.wanted) clear_masked(at.device, mask, call.dv.view);
-  }
 }
 
 template <class V, class T>
@@ -215,6 +195,16 @@ template <class V, class T>
 void StageKernels<V, T>::copy_tensor(const CudaDevice& device, const TensorView<const A, 3>& from,
                                      const TensorView<A, 3>& to) {
   copy(device, from, to);
+}
+template <class V, class T>
+void StageKernels<V, T>::clear_tensor(const CudaDevice& device, const TensorView<T, 4>& tensor) {
+  set_zero(device, tensor);
+}
+template <class V, class T>
+void StageKernels<V, T>::clear_masked(const CudaDevice& device,
+                                      const TensorView<const std::uint8_t, 2>& mask,
+                                      const TensorView<T, 4>& tensor) {
+  cuda::clear_masked(device, mask, tensor);
 }
 template <class V, class T>
 void StageKernels<V, T>::clear_tensor(const CudaDevice& device, const TensorView<A, 3>& tensor) {

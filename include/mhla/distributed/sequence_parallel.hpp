@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <mhla/distributed/agreement.hpp>
-#include <mhla/distributed/host.hpp>
 #include <mhla/distributed/sums_exchange.hpp>
 #include <mhla/stages.hpp>
 
@@ -12,19 +11,6 @@ MHLA_NAMESPACE_BEGIN
 
 /// \addtogroup distributed
 /// \{
-
-/// \cond INTERNAL
-// What is done to tensors and sums besides stages.
-template <class S>
-struct KernelsBesideStages {
-  using type = HostKernels;
-};
-template <class S>
-requires requires { typename S::Kernels; }
-struct KernelsBesideStages<S> {
-  using type = typename S::Kernels;
-};
-/// \endcond
 
 /// Attention over a sequence of which each rank has some whole blocks: its q, k, v, y and their
 /// gradients are [batch, heads or kv_heads, tokens, dim] of the tokens of its own blocks, in raster
@@ -65,7 +51,7 @@ class SequenceParallel : ParallelErrors {
   using V = typename S::Variant;
   using T = typename S::Scalar;
   using A = Accumulator<T>;
-  using Kernels = typename KernelsBesideStages<S>::type;
+  using Kernels = typename S::Kernels;
   static constexpr bool recurs = is_structured<V>;  // RecurrentMixing, as Stages require
 
  public:

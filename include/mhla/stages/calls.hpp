@@ -136,7 +136,8 @@ struct ReadOutGradient {
   TensorView<const T, 4> dy;
   GradientView<T, 4> dq;
   GradientView<Accumulator<T>, 3> dmix;
-  QueryUpdate update;
+  Update update;  // of dq
+  Update mix_update;
   QueryRows<Accumulator<T>> left;
 
   template <class Call, class Blocks, class F>
@@ -177,7 +178,7 @@ struct AdvanceGradient {
   StateGradients<Accumulator<T>> states;
   TensorView<Accumulator<T>, 2> summary_gradients;
   GradientView<Accumulator<T>, 3> dmix;
-  Update update;
+  Update mix_update;
 
   template <class Call, class Blocks, class F>
   static void visit(Call& call, const Blocks& of, const F& f) {

@@ -28,7 +28,7 @@ class StageViews {
     using stages::Holds;
     const Shape& shape = of_.problem_.shape;
     const bool of_keys = holds == Holds::key || holds == Holds::value;
-    const BlockRange held = of_keys ? of_.held_keys(blocks_) : of_.held_queries(blocks_);
+    const BlockRange held = (of_keys ? of_.held_keys_ : of_.held_queries_).value_or(blocks_);
     if (blocks_.count > 0 && (blocks_.first < held.first || blocks_.end() > held.end()))
       throw ShapeError({"mhla: ", of_keys ? "keys" : "queries", ": tensors hold blocks [",
                         held.first, ", ", held.end(), "), not all of [", blocks_.first, ", ",
@@ -38,7 +38,6 @@ class StageViews {
                     of_keys ? of_.key_tokens(held) : of_.query_tokens(held),
                     of_values ? shape.value_dim : shape.key_dim,
                     "a stage's tensors have the tokens of its blocks");
-    require_aligned(tensor, name);
   }
 
   template <class X>
@@ -50,7 +49,6 @@ class StageViews {
     require_extent(
         name, "key blocks", mix.extent[2],
         stage_ == Stage::mix_gradient ? of_.mix_columns(keys_).count : shape.mix_key_blocks, rule);
-    require_aligned(mix, name);
   }
 
   // A row for each block, or for each state.
@@ -73,7 +71,6 @@ class StageViews {
     require_extent(name, "elements", rows.extent[1], size, "a row has what a block leaves");
     if (rows.size() > 0 && size > 1)
       require_extent(name, "elements' stride", rows.stride[1], 1, "a row is contiguous");
-    require_aligned(rows, name);
   }
 
  private:
@@ -93,25 +90,6 @@ class StageViews {
   BlockRange blocks_;
   BlockRange keys_;
 };
-
-// Throws unless a call's views fit; returns the memory that it touches.
-template <class V, class T, class Call>
-Footprint checked_stage(const StageBlocks<V, T>& of, const V& attention, const Call& call,
-                        WorkspaceView workspace) {
-  const StageViews<V, T> views(of, call);
-  Footprint footprint;
-  Call::visit(call, of,
-              [&]<class X, int rank>(const char* name, stages::Holds holds,
-                                     const TensorView<X, rank>& view) {
-                views.require_view(name, holds, view);
-                if constexpr (std::is_const_v<X>)
-                  footprint.reads(view, name);
-                else
-                  footprint.writes(view, name);
-              });
-  require_apart(footprint, attention, workspace, {});
-  return footprint;
-}
 /// \endcond
 
 MHLA_NAMESPACE_END

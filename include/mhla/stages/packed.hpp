@@ -23,12 +23,6 @@ Problem problem_of(const SequencePart& sequence, Problem packed) {
   return packed;
 }
 
-// Blocks of a sequence, as rows of views that have those of `range`.
-inline BlockRange rows_in(const BlockRange& range, const SequencePart& sequence,
-                          const BlockRange& part) {
-  return {sequence.first_block + part.first - range.first, part.count};
-}
-
 // The call of a sequence whose stages are `of`. The first row of summaries that queries read is
 // block `first_seen`'s.
 template <class Call, class Blocks>
@@ -36,7 +30,7 @@ Call part_of(const Call& call, const SequencePart& sequence, const Blocks& of, I
   Call part = call;
   part.blocks = sequence.of(call.blocks);
   if constexpr (requires { part.keys; }) part.keys = sequence.part;
-  const BlockRange rows = rows_in(call.blocks, sequence, part.blocks);
+  const Index row = sequence.first_block + part.blocks.first - call.blocks.first;
   Call::visit(
       part, of, [&]<class X, int rank>(const char*, Holds holds, TensorView<X, rank>& view) {
         if constexpr (rank == 4) {
@@ -46,12 +40,13 @@ Call part_of(const Call& call, const SequencePart& sequence, const Blocks& of, I
               rows_of(view, of.mix_rows(part.blocks)),
               of.mix_columns(Call::stage == Stage::mix_gradient ? keys_of(part) : of.key_blocks()));
         } else if (holds == Holds::summaries) {
-          view = rows_of(view, rows_in(keys_of(call), sequence, keys_of(part)));
+          view = rows_of(view, sequence.rows);
         } else if (holds == Holds::seen && !Blocks::recurs) {  // as far as they are there
-          const Index row = sequence.first_block - first_seen;
-          view = rows_of(view, {row, std::clamp(view.extent[0] - row, Index{0}, sequence.blocks)});
+          const Index first = sequence.first_block - first_seen;
+          view =
+              rows_of(view, {first, std::clamp(view.extent[0] - first, Index{0}, sequence.blocks)});
         } else if (holds != Holds::states) {
-          view = rows_of(view, rows);
+          view = rows_of(view, {row, part.blocks.count});
           if (holds == Holds::denominators)  // fewer if the sequence is shorter than a block
             view = blocks_along(1, view, {0, of.denominator_size()});
         }
