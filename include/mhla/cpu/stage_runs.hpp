@@ -57,7 +57,6 @@ class StageRun {
 
   void run(const stages::ReadOut<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      if (recurs && call.blocks.count == 0) return;
       const Operands<L, T> operands = packed(plan, call.x);
       for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
         read_out_by_float_mixing(operands, at.with(call.sums, loop), call.y, loop);
@@ -69,7 +68,6 @@ class StageRun {
     BackwardRequest<L, T> request{call.dy, {call.dq, skip, skip, call.dmix}, call.update};
     request.gradients.key.wanted = request.gradients.value.wanted = true;  // by later stages
     in<BackwardPlan>(workspace, [&](BackwardPlan& backward) {
-      if (recurs && call.blocks.count == 0) return;
       ForwardPlan& plan = backward.plan;
       const Operands<L, T> operands = packed(plan, call.x);
       for_each_unit(request, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
@@ -85,9 +83,7 @@ class StageRun {
           for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) hand_over(matrix);
         }
         if constexpr (is_causal_within_block<V> && normalizes<V>)
-          at.for_each_denominator(
-              unit, call.left.denominators,
-              [](const A* memory, A* row, Index tokens) { copy_row(row, memory, tokens); });
+          at.copy_denominators(unit, call.left.denominators);
       });
       request.update = call.mix_update;
       write_mixing_gradient(operands, request, backward, executor_);
@@ -124,9 +120,7 @@ class StageRun {
       for_each_unit(to_mix, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
         const Unit<A> unit = at.with({});
         if constexpr (is_causal_within_block<V> && normalizes<V>)
-          at.for_each_denominator(
-              unit, call.denominators,
-              [](A* memory, const A* row, Index tokens) { copy_row(memory, row, tokens); });
+          at.copy_denominators(unit, call.denominators);
         const SummaryRows<A> grad = at.sums(call.summary_gradients);
         loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
           summarize_block_gradient(exact::Backward<L, T>{{operands, unit}, request}, b, {grad},
@@ -143,7 +137,6 @@ class StageRun {
 
   void run(const stages::Advance<T>& call, WorkspaceView workspace) const requires recurs {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      if (call.blocks.count == 0) return pass_on(call.sums.states, call.after);
       packed(plan, {{}, {}, {}, call.mix});
       for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
         const Unit<A> unit = at.with(call.sums, loop);
@@ -152,15 +145,12 @@ class StageRun {
           copy_sums(states_after(plan, unit, mix_states(plan, unit, matrix, loop)), after(matrix));
       });
     });
+    pass_on(call.sums.states, call.after);
   }
 
   void run(const stages::AdvanceGradient<T>& call, WorkspaceView workspace) const requires recurs {
     const bool overwrites = call.mix_update == Update::overwrite;
     in<BackwardPlan>(workspace, [&](BackwardPlan& backward) {
-      if (call.blocks.count == 0) {
-        if (has_states_before(problem_)) pass_on(call.states.after, call.states.before);
-        return;
-      }
       ForwardPlan& plan = backward.plan;
       const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
       const BackwardRequest<L, T> request{{}, {skip, skip, skip, call.dmix}, Update::accumulate};
@@ -170,6 +160,7 @@ class StageRun {
       if (overwrites) clear_parameters(call);
       write_mixing_gradient(operands, request, backward, executor_);
     });
+    if (has_states_before(problem_)) pass_on(call.states.after, call.states.before);
     if (overwrites && (call.blocks.count == 0 || problem_.shape.empty())) clear_parameters(call);
   }
 
@@ -188,14 +179,14 @@ class StageRun {
     else
       return PlanType(arena, attention_, problem_, executor_, units(), false, false, in_pairs());
   }
-  // Calls body(plan) if there is anything to do.
+  // Calls body(plan) if there is anything to compute.
   template <class PlanType, class Body>
   void in(WorkspaceView workspace, const Body& body) const {
     if (problem_.shape.empty()) return;
     Arena arena(workspace);
     PlanType plan = lay_out<PlanType>(arena);
     require_room(workspace, arena.used());
-    body(plan);
+    if (!recurs || problem_.key_blocks > 0) body(plan);
   }
   Operands<L, T> packed(ForwardPlan& plan, const OperandViews<T>& x) const {
     plan.pack_mixing(x.mix);
@@ -217,8 +208,9 @@ class StageRun {
     };
   }
 
-  // States that no block changes.
+  // States that no block changes, where there are no blocks.
   void pass_on(const TensorView<const A, 2>& from, const TensorView<A, 2>& to) const {
+    if (problem_.shape.empty() || problem_.key_blocks > 0) return;
     for (Index i = 0; i < to.size(); ++i)
       to.element(i) = has_states_before(problem_) ? from.element(i) : A(0);
   }

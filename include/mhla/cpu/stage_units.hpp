@@ -8,7 +8,6 @@
 #pragma once
 
 #include <mhla/cpu/units.hpp>
-#include <mhla/stages/blocks.hpp>
 #include <mhla/stages/calls.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -85,12 +84,17 @@ struct StageUnit {
     return with_states(of, unit);
   }
 
-  /// Calls visit(in its memory, in the row, tokens) for den and its gradient of every tile of the
-  /// unit's queries; rows [query blocks, (units, group_size, 2, block tokens)].
-  template <class B, class Visit>
-  void for_each_denominator(const Unit<A>& unit, const TensorView<B, 2>& rows,
-                            const Visit& visit) const {
+  /// Copies den and its gradient of the unit's queries to rows [query blocks, (units, group_size,
+  /// 2, block tokens)] or, if these are const, from them.
+  template <class B>
+  void copy_denominators(const Unit<A>& unit, const TensorView<B, 2>& rows) const {
     const Extents& e = plan.extents;
+    const auto copy = [](A* kept, B* row, Index tokens) {
+      if constexpr (std::is_const_v<B>)
+        copy_row(kept, row, tokens);
+      else
+        copy_row(row, kept, tokens);
+    };
     for (Index i = 0; i < unit.queries.blocks; ++i) {
       const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
       for (Index g = 0; g < e.group_size; ++g) {
@@ -98,10 +102,10 @@ struct StageUnit {
             rows.data + i * rows.stride[0] + (at * e.group_size + g) * 2 * e.block_tokens;
         for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
           const TokenTile& tile = plan.tables.queries.tiles[t];
-          visit(tile_offsets(e, memory.denominators, g, i, tile).data, row + tile.offset,
-                tile.tokens);
-          visit(tile_offsets(e, memory.grad_denominators, g, i, tile).data,
-                row + e.block_tokens + tile.offset, tile.tokens);
+          copy(tile_offsets(e, memory.denominators, g, i, tile).data, row + tile.offset,
+               tile.tokens);
+          copy(tile_offsets(e, memory.grad_denominators, g, i, tile).data,
+               row + e.block_tokens + tile.offset, tile.tokens);
         }
       }
     }

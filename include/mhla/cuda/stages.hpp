@@ -5,7 +5,6 @@
 #pragma once
 
 #include <mhla/cuda/choose_path.hpp>
-#include <mhla/policy/sums_layout.hpp>
 #include <mhla/stages/basic_stages.hpp>
 
 MHLA_NAMESPACE_BEGIN

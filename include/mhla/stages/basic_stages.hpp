@@ -4,7 +4,6 @@
 
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/stages/checks.hpp>
-#include <mhla/stages/packed.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,6 +4,7 @@
 
 #include <mhla/policy/block_list.hpp>
 #include <mhla/policy/checks.hpp>
+#include <mhla/policy/sums_layout.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -97,6 +98,8 @@ class StageBlocks {
   static constexpr bool sees_own = is_causal_within_block<V>;
   // Whether own keys take up what read_out_gradient leaves of denominators.
   static constexpr bool keeps_denominators = sees_own && normalizes<V>;
+  SumsLayout summary_layout() const { return sums_layout<V>(problem_, 1); }
+  SumsLayout mixture_layout() const { return sums_layout<V>(problem_, problem_.shape.matrices()); }
   // After the blocks before it.
   bool has_states_before(Index block) const { return recurs && block_in_sequence(block) > 0; }
 
@@ -157,10 +160,10 @@ class StageBlocks {
 
   /// Elements that a key block's sums have: for every item and kv head S [feature_dim, value_dim],
   /// in gradients S^T, and, if the variant has a normalizer, z [feature_dim].
-  Index summary_size() const { return checked_mul(units(), sums_size()); }
+  Index summary_size() const { return summary_layout().elements(); }
   /// Elements that a query block's dS~^T and dz~ have, for every item and kv head, and for every
   /// query head if mix has a matrix for each.
-  Index mixture_size() const { return checked_mul(summary_size(), matrices()); }
+  Index mixture_size() const { return mixture_layout().elements(); }
   /// States of RecurrentMixing; otherwise 0.
   Index num_states() const {
     if constexpr (recurs) return attention_.mixing.states;
@@ -202,18 +205,6 @@ class StageBlocks {
 
   auto queries_listed() const { return query_list(attention_, problem_); }
   auto keys_listed() const { return key_list(attention_, problem_); }
-
-  Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
-  // Of mix, for a kv head: 1 shared, or one per query head.
-  Index matrices() const {
-    const Index group_size = problem_.shape.group_size();
-    return problem_.shape.mix_heads == 1 ? (std::min)(Index{1}, group_size) : group_size;
-  }
-  // Elements of S and z.
-  Index sums_size() const {
-    const Index summary = checked_mul(problem_.feature_dim, problem_.shape.value_dim);
-    return checked_add(summary, normalizes<V> ? problem_.feature_dim : 0);
-  }
 
   // The call that a stage is: which blocks have rows and columns of mix, which have tokens.
   stages::Part<V> part_of(Stage stage, const BlockRange& blocks, const BlockRange& keys) const {

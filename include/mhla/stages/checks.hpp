@@ -3,7 +3,6 @@
 // written.
 #pragma once
 
-#include <mhla/stages/blocks.hpp>
 #include <mhla/stages/calls.hpp>
 
 MHLA_NAMESPACE_BEGIN
