@@ -28,8 +28,7 @@ void copy_sums(const SummaryRows<A>& from, const SummaryRows<A>& to) {
 /// Whether a recurrence has states before a stage's first block, also where the stage has no
 /// blocks.
 inline bool has_states_before(const Problem& problem) {
-  const Index first = problem.queries.first;
-  return first > 0 && first < problem.query_grid.num_blocks();
+  return GridBlocks{problem.query_grid}.block_in_sequence(problem.queries.first) > 0;
 }
 
 /// Unit `at` of a stage: kv head at % kv_heads of an item.

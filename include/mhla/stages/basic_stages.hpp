@@ -3,7 +3,7 @@
 #pragma once
 
 #include <mhla/policy/fingerprint.hpp>
-#include <mhla/stages/checks.hpp>
+#include <mhla/stages/calls.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
