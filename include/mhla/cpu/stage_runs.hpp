@@ -3,18 +3,14 @@
 // every unit.
 #pragma once
 
+#include <mhla/cpu/host_kernels.hpp>
 #include <mhla/cpu/stage_units.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-inline void require_stage_workspace(WorkspaceView workspace, Index bytes) {
-  require_workspace(workspace, bytes, "mhla::Stages",
-                    "Stages::workspace_size says how many a stage takes");
-}
-
-/// A checked call of a stage.
+/// Checked calls of a stage.
 template <class V, class T>
 class StageRun {
   using A = Accumulator<T>;
@@ -33,6 +29,10 @@ class StageRun {
     if constexpr (masked) require_masks();
   }
 
+  static void require_room(WorkspaceView workspace, Index bytes) {
+    require_workspace(workspace, bytes, "mhla::Stages",
+                      "Stages::workspace_size says how many a stage takes");
+  }
   Index workspace_size() const {
     Arena arena;
     const bool backward = problem_.stage == Stage::read_out_gradient ||
@@ -50,35 +50,29 @@ class StageRun {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       const Operands<L, T> operands{{{}, call.k, call.v, {}}, lower(attention_), plan};
       for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        summarize_for_float_mixing(operands,
-                                   at.with(at.sums(call.summaries, Orientation::not_transposed),
-                                           Orientation::not_transposed),
-                                   loop);
+        summarize_for_float_mixing(operands, at.with(at.sums(call.summaries)), loop);
       });
     });
   }
 
   void run(const stages::ReadOut<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      if (recurs && call.blocks.count == 0) return;
       const Operands<L, T> operands = packed(plan, call.x);
       for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        read_out_by_float_mixing(operands, at.with(call.sums), call.y, loop);
+        read_out_by_float_mixing(operands, at.with(call.sums, loop), call.y, loop);
       });
-      if constexpr (masked) clear_masked(attention_.masks.query, call.y);
     });
   }
 
   void run(const stages::ReadOutGradient<T>& call, WorkspaceView workspace) const {
-    BackwardRequest<L, T> request{call.dy, {call.dq, skip, skip, call.dmix}, call.update.query};
+    BackwardRequest<L, T> request{call.dy, {call.dq, skip, skip, call.dmix}, call.update};
     request.gradients.key.wanted = request.gradients.value.wanted = true;  // by later stages
     in<BackwardPlan>(workspace, [&](BackwardPlan& backward) {
-      if (recurs && call.blocks.count == 0) return;
       ForwardPlan& plan = backward.plan;
       const Operands<L, T> operands = packed(plan, call.x);
       for_each_unit(request, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        const Unit<A> unit = at.with_transposed(call.sums, loop);
-        const auto mixtures = at.matrix_sums(call.left.mixtures, Orientation::transposed);
+        const Unit<A> unit = at.with(call.sums, loop);
+        const auto mixtures = at.matrix_sums(call.left.mixtures);
         const auto hand_over = [&](Index matrix) {
           copy_sums(mixed_gradients(plan, unit, matrix).row_range(0, unit.queries.blocks),
                     mixtures(matrix));
@@ -89,29 +83,28 @@ class StageRun {
           for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) hand_over(matrix);
         }
         if constexpr (is_causal_within_block<V> && normalizes<V>)
-          at.for_each_denominator(
-              unit, call.left.denominators,
-              [](const A* memory, A* row, Index tokens) { copy_row(row, memory, tokens); });
+          at.copy_denominators(unit, call.left.denominators);
       });
-      request.update = call.update.mix;
+      request.update = call.mix_update;
       write_mixing_gradient(operands, request, backward, executor_);
-      if constexpr (masked)
-        if (call.update.query == Update::overwrite)
-          clear_masked(attention_.masks.query, call.dq.view);
     });
-    if (!problem_.shape.empty()) return;
-    if (call.update.query == Update::overwrite) set_zero(call.dq.view);
-    if (call.update.mix == Update::overwrite) set_zero(call.dmix.view);
   }
 
   void run(const stages::MixGradient<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       packed(plan, {{}, {}, {}, call.mix});
       for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        const Unit<A> unit = at.with({}, Orientation::transposed);
-        mix_stage_gradient<L>(plan, unit, at.sums(call.summary_gradients, Orientation::transposed),
-                              at.matrix_sums(read_only(call.mixtures), Orientation::transposed),
-                              loop);
+        const Unit<A> unit = at.with({});
+        const SummaryRows<A> grad = at.sums(call.summary_gradients);
+        const auto mixtures = at.matrix_sums(call.mixtures);
+        const RowGroups groups = shared_row_groups<L>(
+            plan.extents, unit.keys.blocks, unit.queries.blocks,
+            plan.extents.matrices > 1 ? Into::add : Into::overwrite, loop.num_slots());
+        loop.parallel_for(groups.count, [&](Index group, Index) {
+          const Index first = groups.begin(group);
+          mix_blocks_gradient(plan, unit, first, grad.row_range(first, groups.size(group)),
+                              mixtures);
+        });
       });
     });
   }
@@ -125,62 +118,49 @@ class StageRun {
       BackwardRequest<L, T> to_mix = request;
       to_mix.update = Update::accumulate;
       for_each_unit(to_mix, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        const Unit<A> unit = at.with({}, Orientation::transposed);
+        const Unit<A> unit = at.with({});
         if constexpr (is_causal_within_block<V> && normalizes<V>)
-          at.for_each_denominator(
-              unit, call.denominators,
-              [](A* memory, const A* row, Index tokens) { copy_row(memory, row, tokens); });
-        summarize_stage_gradient(
-            operands, request, unit,
-            at.sums(read_only(call.summary_gradients), Orientation::transposed), loop);
+          at.copy_denominators(unit, call.denominators);
+        const SummaryRows<A> grad = at.sums(call.summary_gradients);
+        loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
+          summarize_block_gradient(exact::Backward<L, T>{{operands, unit}, request}, b, {grad},
+                                   plan.scratch[slot]);
+        });
       });
       if constexpr (!recurs) {
         write_mixing_gradient(operands, to_mix, backward, executor_);
       } else if (request.mixing()) {
         write_own_gradient(backward, call.dmix.view, executor_);
       }
-      if constexpr (masked)
-        if (call.update == Update::overwrite) clear_masked(attention_.masks, request.gradients);
     });
-    if (!problem_.shape.empty() || call.update == Update::accumulate) return;
-    set_zero(call.dk.view);
-    set_zero(call.dv.view);
   }
 
   void run(const stages::Advance<T>& call, WorkspaceView workspace) const requires recurs {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      if (call.blocks.count == 0) return pass_on(call.sums.states, call.after);
       packed(plan, {{}, {}, {}, call.mix});
       for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        advance_unit(plan, at.with(call.sums),
-                     at.matrix_sums(call.after, Orientation::not_transposed), loop);
+        const Unit<A> unit = at.with(call.sums, loop);
+        const auto after = at.matrix_sums(call.after);  // 0 if no blocks there have tokens
+        for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
+          copy_sums(states_after(plan, unit, mix_states(plan, unit, matrix, loop)), after(matrix));
       });
     });
+    pass_on(call.sums.states, call.after);
   }
 
   void run(const stages::AdvanceGradient<T>& call, WorkspaceView workspace) const requires recurs {
-    const bool overwrites = call.update == Update::overwrite;
+    const bool overwrites = call.mix_update == Update::overwrite;
     in<BackwardPlan>(workspace, [&](BackwardPlan& backward) {
-      if (call.blocks.count == 0) {
-        if (has_states_before(problem_)) pass_on(call.states.after, call.states.before);
-        return;
-      }
       ForwardPlan& plan = backward.plan;
       const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
       const BackwardRequest<L, T> request{{}, {skip, skip, skip, call.dmix}, Update::accumulate};
       for_each_unit(request, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        const auto rows = [&](const TensorView<A, 2>& of) {
-          return at.matrix_sums(of, Orientation::transposed);
-        };
-        advance_unit_gradient(
-            plan, at.with_transposed(call.sums, loop), rows(read_only(call.mixtures)),
-            rows(read_only(call.states.after)),
-            rows(has_states_before(problem_) ? call.states.before : TensorView<A, 2>{}),
-            at.sums(call.summary_gradients, Orientation::transposed), request.mixing(), loop);
+        advance_unit_gradient(at, call, loop);
       });
       if (overwrites) clear_parameters(call);
       write_mixing_gradient(operands, request, backward, executor_);
     });
+    if (has_states_before(problem_)) pass_on(call.states.after, call.states.before);
     if (overwrites && (call.blocks.count == 0 || problem_.shape.empty())) clear_parameters(call);
   }
 
@@ -199,14 +179,14 @@ class StageRun {
     else
       return PlanType(arena, attention_, problem_, executor_, units(), false, false, in_pairs());
   }
-  // Calls body(plan) if there is anything to do.
+  // Calls body(plan) if there is anything to compute.
   template <class PlanType, class Body>
   void in(WorkspaceView workspace, const Body& body) const {
     if (problem_.shape.empty()) return;
     Arena arena(workspace);
     PlanType plan = lay_out<PlanType>(arena);
-    require_stage_workspace(workspace, arena.used());
-    body(plan);
+    require_room(workspace, arena.used());
+    if (!recurs || problem_.key_blocks > 0) body(plan);
   }
   Operands<L, T> packed(ForwardPlan& plan, const OperandViews<T>& x) const {
     plan.pack_mixing(x.mix);
@@ -228,8 +208,9 @@ class StageRun {
     };
   }
 
-  // States that no block changes.
+  // States that no block changes, where there are no blocks.
   void pass_on(const TensorView<const A, 2>& from, const TensorView<A, 2>& to) const {
+    if (problem_.shape.empty() || problem_.key_blocks > 0) return;
     for (Index i = 0; i < to.size(); ++i)
       to.element(i) = has_states_before(problem_) ? from.element(i) : A(0);
   }
@@ -280,6 +261,11 @@ struct StageBackend {
   static constexpr bool rounds = std::is_same_v<T, BFloat16>&& sight_of<V> != Sight::past_blocks;
 
   template <class V, class T>
+  using Kernels = HostKernels;
+  template <class V, class T>
+  using Run = StageRun<V, T>;
+
+  template <class V, class T>
   class Blocks : public StageBlocks<V, T> {
    public:
     using StageBlocks<V, T>::StageBlocks;
@@ -306,28 +292,9 @@ struct StageBackend {
     }
   };
 
-  template <class V, class T, class E>
-  static void require_device(const E&, const Footprint& memory) {
-    memory.require_addresses();
-  }
+  static void require_device(const ExecutorRef&) {}
   template <class View>
   static void require_layout(Stage, const char*, stages::Holds, const View&) {}
-  template <class V, class T, class A>
-  static void set_mix_zero(const ExecutorRef&, const TensorView<A, 3>& dmix) {
-    set_zero(dmix);
-  }
-  static void require_room(WorkspaceView workspace, Index bytes) {
-    require_stage_workspace(workspace, bytes);
-  }
-  template <class T, class V>
-  static Index workspace_size(const stages::Part<V>& part, const ExecutorRef& executor) {
-    return StageRun<V, T>(part, executor).workspace_size();
-  }
-  template <class T, class V, class Call>
-  static void run(const stages::Part<V>& part, const ExecutorRef& executor, const Call& call,
-                  WorkspaceView workspace) {
-    StageRun<V, T>(part, executor).run(call, workspace);
-  }
 };
 
 }  // namespace cpu

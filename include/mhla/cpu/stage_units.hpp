@@ -8,20 +8,11 @@
 #pragma once
 
 #include <mhla/cpu/units.hpp>
-#include <mhla/stages/blocks.hpp>
 #include <mhla/stages/calls.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
-
-/// A view by which a Unit, whose sums are not const, holds sums that its stage only reads.
-template <class A>
-TensorView<A, 2> read_only(const TensorView<const A, 2>& rows) {
-  return {const_cast<A*>(rows.data),
-          {rows.extent[0], rows.extent[1]},
-          {rows.stride[0], rows.stride[1]}};
-}
 
 /// Copies sums, block by block; rows of `to` that `from` lacks become 0.
 template <class A>
@@ -37,33 +28,29 @@ void copy_sums(const SummaryRows<A>& from, const SummaryRows<A>& to) {
 /// Whether a recurrence has states before a stage's first block, also where the stage has no
 /// blocks.
 inline bool has_states_before(const Problem& problem) {
-  const Index first = problem.queries.first;
-  return first > 0 && first < problem.query_grid.num_blocks();
+  return GridBlocks{problem.query_grid}.block_in_sequence(problem.queries.first) > 0;
 }
 
 /// Unit `at` of a stage: kv head at % kv_heads of an item.
 template <class L, class A>
 struct StageUnit {
+  using Rows = TensorView<const A, 2>;
   const Plan<L, A>& plan;
   const StageMasks& masks;
   Index at;
   const UnitMemory<A>& memory;
 
   /// The unit's sums, in `rows` [blocks, (sums of every unit)].
-  template <class Sum>
-  SummaryRows<Sum> sums(const TensorView<Sum, 2>& rows, Orientation orientation) const {
-    return sums_at(at, rows, orientation);
-  }
+  SummaryRows<A> sums(const Rows& rows) const { return sums_at(at, rows, orientation()); }
   /// A function from a matrix to the unit's sums by it, in `rows` [blocks, (units, matrices)].
-  template <class Sum>
-  auto matrix_sums(const TensorView<Sum, 2>& rows, Orientation orientation) const {
-    return [this, rows, orientation](Index matrix) {
-      return sums_at(at * plan.extents.matrices + matrix, rows, orientation);
+  auto matrix_sums(const Rows& rows) const {
+    return [this, rows](Index matrix) {
+      return sums_at(at * plan.extents.matrices + matrix, rows, orientation());
     };
   }
 
   /// The unit's blocks, with `summaries`.
-  Unit<A> with(const SummaryRows<A>& summaries, Orientation orientation) const {
+  Unit<A> with(const SummaryRows<A>& summaries) const {
     const Problem& problem = plan.problem;
     const Index item = at / problem.shape.kv_heads;
     const auto used_of = [&](Span<const Index> blocks, const Grid& grid) {
@@ -79,32 +66,34 @@ struct StageUnit {
             at % problem.shape.kv_heads,
             memory,
             summaries,
-            orientation,
+            orientation(),
             {},
             all - queries};
   }
-  /// The unit with the caller's sums, where they are, and states.
-  Unit<A> with(const Sums<A>& of) const {
-    constexpr Orientation orientation = Orientation::not_transposed;
-    return with_states(of, with(sums(read_only(of.summaries), orientation), orientation));
-  }
-  /// The unit with the caller's sums transposed into its own memory, and states.
-  Unit<A> with_transposed(const Sums<A>& of, const ExecutorRef& loop) const {
+  /// The unit with the caller's sums, and states: where they are or, in a backward pass, transposed
+  /// into its own memory.
+  Unit<A> with(const Sums<A>& of, const ExecutorRef& loop) const {
+    const SummaryRows<A> given = sums_at(at, of.summaries, Orientation::not_transposed);
+    if (!plan.is_backward) return with_states(of, with(given));
     const Unit<A> unit = with(summary_rows<L>(plan.extents, plan.problem.key_blocks,
-                                              memory.summaries.data, Orientation::transposed),
-                              Orientation::transposed);
-    take_up_summaries(unit, sums(of.summaries, Orientation::not_transposed), loop);
-    for (Index b = of.summaries.extent[0]; b < unit.keys.blocks; ++b)  // that are not seen
+                                              memory.summaries.data, Orientation::transposed));
+    take_up_summaries(unit, given, loop);
+    for (Index b = given.summaries.rows; b < unit.keys.blocks; ++b)  // that are not seen
       set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
     return with_states(of, unit);
   }
 
-  /// Calls visit(in its memory, in the row, tokens) for den and its gradient of every tile of the
-  /// unit's queries; rows [query blocks, (units, group_size, 2, block tokens)].
-  template <class B, class Visit>
-  void for_each_denominator(const Unit<A>& unit, const TensorView<B, 2>& rows,
-                            const Visit& visit) const {
+  /// Copies den and its gradient of the unit's queries to rows [query blocks, (units, group_size,
+  /// 2, block tokens)] or, if these are const, from them.
+  template <class B>
+  void copy_denominators(const Unit<A>& unit, const TensorView<B, 2>& rows) const {
     const Extents& e = plan.extents;
+    const auto copy = [](A* kept, B* row, Index tokens) {
+      if constexpr (std::is_const_v<B>)
+        copy_row(kept, row, tokens);
+      else
+        copy_row(row, kept, tokens);
+    };
     for (Index i = 0; i < unit.queries.blocks; ++i) {
       const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
       for (Index g = 0; g < e.group_size; ++g) {
@@ -112,24 +101,27 @@ struct StageUnit {
             rows.data + i * rows.stride[0] + (at * e.group_size + g) * 2 * e.block_tokens;
         for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
           const TokenTile& tile = plan.tables.queries.tiles[t];
-          visit(tile_offsets(e, memory.denominators, g, i, tile).data, row + tile.offset,
-                tile.tokens);
-          visit(tile_offsets(e, memory.grad_denominators, g, i, tile).data,
-                row + e.block_tokens + tile.offset, tile.tokens);
+          copy(tile_offsets(e, memory.denominators, g, i, tile).data, row + tile.offset,
+               tile.tokens);
+          copy(tile_offsets(e, memory.grad_denominators, g, i, tile).data,
+               row + e.block_tokens + tile.offset, tile.tokens);
         }
       }
     }
   }
 
  private:
-  template <class Sum>
-  SummaryRows<Sum> sums_at(Index place, const TensorView<Sum, 2>& rows,
-                           Orientation orientation) const {
+  Orientation orientation() const {
+    return plan.is_backward ? Orientation::transposed : Orientation::not_transposed;
+  }
+  /// Those that one stage writes and others read.
+  SummaryRows<A> sums_at(Index place, const Rows& rows, Orientation orientation) const {
     if (rows.extent[0] == 0) return {};
     const Extents& e = plan.extents;
-    Sum* const data = rows.data + place * (e.summary_size() + (normalizes<L> ? e.feature_dim : 0));
-    SummaryRows<Sum> sums(data, data + e.summary_size(), e, orientation, 0, rows.extent[0],
-                          normalizes<L>);
+    A* const data = const_cast<A*>(rows.data) +
+                    place * (e.summary_size() + (normalizes<L> ? e.feature_dim : 0));
+    SummaryRows<A> sums(data, data + e.summary_size(), e, orientation, 0, rows.extent[0],
+                        normalizes<L>);
     sums.summaries.stride = sums.key_sums.stride = rows.stride[0];
     return sums;
   }
@@ -138,7 +130,7 @@ struct StageUnit {
     if constexpr (is_structured<L>) {
       const Problem& problem = plan.problem;
       if (has_states_before(problem))
-        unit.states = matrix_sums(read_only(of.states), Orientation::not_transposed)(0);
+        unit.states = sums_at(at * plan.extents.matrices, of.states, Orientation::not_transposed);
       unit.keys.blocks = unit.queries.blocks;
       unit.states_after =
           (problem.stage == Stage::advance || problem.stage == Stage::advance_gradient) &&
@@ -149,30 +141,6 @@ struct StageUnit {
     return unit;
   }
 };
-
-/// dS and dz of the unit's key blocks, where from(matrix) is dS~ and dz~ of its query blocks.
-template <class L, class A, class From>
-void mix_stage_gradient(const Plan<L, A>& plan, const Unit<A>& unit, const SummaryRows<A>& grad,
-                        const From& from, const ExecutorRef& loop) {
-  const RowGroups groups = shared_row_groups<L>(
-      plan.extents, unit.keys.blocks, unit.queries.blocks,
-      plan.extents.matrices > 1 ? Into::add : Into::overwrite, loop.num_slots());
-  loop.parallel_for(groups.count, [&](Index group, Index) {
-    const Index first = groups.begin(group);
-    mix_blocks_gradient(plan, unit, first, grad.row_range(first, groups.size(group)), from);
-  });
-}
-
-/// dk and dv of the unit's key blocks from their dS and dz; under Causal also dmix's diagonal.
-template <class L, class T, class A>
-void summarize_stage_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                              const Unit<A>& unit, const SummaryRows<A>& grad,
-                              const ExecutorRef& loop) {
-  loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
-    summarize_block_gradient(exact::Backward<L, T>{{operands, unit}, request}, b, {grad},
-                             operands.plan.scratch[slot]);
-  });
-}
 
 /// All states of the unit by matrix `matrix`; S~ is not formed. The last are those after it.
 template <class L, class A>
@@ -195,32 +163,28 @@ SummaryRows<A> states_after(const Plan<L, A>& plan, const Unit<A>& unit,
   return others.row_range(rows - states, states);
 }
 
-/// The states after the unit; 0 if no blocks there have tokens. after(matrix) takes them.
-template <class L, class A, class After>
-void advance_unit(const Plan<L, A>& plan, const Unit<A>& unit, const After& after,
-                  const ExecutorRef& loop) {
-  for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
-    copy_sums(states_after(plan, unit, mix_states(plan, unit, matrix, loop)), after(matrix));
-}
-
-/// The adjoint of the unit's mixing and of advance_unit: dS and dz in `grad`, those of states
-/// before the unit in before(matrix), of dS~ left(matrix) and of states after it, after(matrix).
-/// Adds the coefficients' if they are wanted.
-template <class L, class A, class Rows>
-void advance_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, const Rows& left,
-                           const Rows& after, const Rows& before, const SummaryRows<A>& grad,
-                           bool mixing_wanted, const ExecutorRef& loop) {
+/// The adjoint of the unit's mixing and of what advance makes: dS and dz, and the gradients of the
+/// states before the unit. Adds the coefficients' if they are wanted.
+template <class L, class T, class A>
+void advance_unit_gradient(const StageUnit<L, A>& at, const stages::AdvanceGradient<T>& call,
+                           const ExecutorRef& loop) {
+  const Plan<L, A>& plan = at.plan;
+  const Unit<A> unit = at.with(call.sums, loop);
   const StructuredGradients<A> all = structured_gradients(plan, unit);
   const Index blocks = unit.queries.blocks;
+  const auto left = at.matrix_sums(call.mixtures);
+  const auto after = at.matrix_sums(call.states.after);
+  const auto before =
+      at.matrix_sums(has_states_before(plan.problem) ? call.states.before : TensorView<A, 2>{});
   for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
-    if (mixing_wanted) mix_states(plan, unit, matrix, loop);
+    if (call.dmix.wanted) mix_states(plan, unit, matrix, loop);
     copy_sums(left(matrix).row_range(0, blocks), all.mixed.row_range(0, blocks));
     const SummaryRows<A> to = states_after(plan, unit, all.mixed);
     copy_sums(after(matrix).row_range(0, to.summaries.rows), to);
-    mix_unit_gradient(plan, unit, matrix, mixing_wanted, loop);
+    mix_unit_gradient(plan, unit, matrix, call.dmix.wanted, loop);
     copy_sums(states_before(unit, all.mixed), before(matrix));
   }
-  copy_sums(all.keys.row_range(0, blocks), grad);
+  copy_sums(all.keys.row_range(0, blocks), at.sums(call.summary_gradients));
 }
 
 /// Adds the gradients of m_ii, from partial sums of coefficients, to column 0 of dmix (Causal).

@@ -248,8 +248,8 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
 }
 
 /// S and z of a unit from where they were left, not transposed.
-template <class A>
-void take_up_summaries(const Unit<A>& unit, const SummaryRows<const A>& saved,
+template <class A, class Saved>
+void take_up_summaries(const Unit<A>& unit, const SummaryRows<Saved>& saved,
                        const ExecutorRef& loop) {
   loop.parallel_for(saved.summaries.rows, [&](Index b, Index) {
     transpose(unit.summaries.summary(b), saved.summary(b));

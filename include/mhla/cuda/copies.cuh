@@ -39,11 +39,6 @@ template <class T, int Rank>
 void set_zero(const CudaDevice& device, const TensorView<T, Rank>& tensor) {
   fill(device, tensor, T());
 }
-/// Of a gradient, if it is wanted.
-template <class T, int Rank>
-void set_zero(const CudaDevice& device, const GradientView<T, Rank>& gradient) {
-  if (gradient.wanted) set_zero(device, gradient.view);
-}
 
 /// `size` numbers of every block of every unit, for each of its matrices or query heads.
 template <class A>

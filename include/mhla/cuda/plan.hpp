@@ -38,8 +38,7 @@ struct Extents {
       : feature_dim(problem.feature_dim),
         value_dim(problem.shape.value_dim),
         key_dim(problem.shape.key_dim),
-        matrices(problem.shape.mix_heads == 1 ? (std::min)(Index{1}, problem.shape.group_size())
-                                              : problem.shape.group_size()),
+        matrices(problem.shape.matrices()),
         mix_heads(problem.shape.mix_heads),
         per_item(problem.shape.mix_per_item()),
         mix_rows(problem.query_blocks),

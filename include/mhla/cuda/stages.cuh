@@ -33,23 +33,22 @@ struct StageRows {
     if constexpr (normalizes<V>)
       copy(device, e.units(), to.blocks, matrices, from.key_sums, to.key_sums);
   }
-  /// Calls f(in rows, in the plan) for den and its gradient.
-  template <class F>
-  void for_denominators(const Rows& rows, const F& f) const {
+  /// Copies den and its gradient to rows or, if these are const, from them.
+  template <class B>
+  void copy_denominators(const TensorView<B, 2>& rows) const {
     if (rows.extent[0] == 0) return;
     const PanelRows& of = e.queries;
     const Index tokens = of.table.block_tokens;
     BlockRows<A> row = of_part(rows, of.group_size, 2 * tokens);
     row.size = tokens;
-    const auto in_plan = [&](const Span<A>& numbers) {
-      return block_rows(numbers, of.table.blocks, of.group_size, tokens);
-    };
-    f(row, in_plan(pass.plan.denominators));
-    row.data += tokens;
-    f(row, in_plan(pass.plan.grad_denominators));
-  }
-  void copy_denominators(const BlockRows<A>& from, const BlockRows<A>& to) const {
-    copy(device, e.units(), e.queries.table.blocks, e.queries.group_size, from, to);
+    const Span<A> both[] = {pass.plan.denominators, pass.plan.grad_denominators};
+    for (const Span<A>& numbers : both) {
+      const BlockRows<A> there = block_rows(numbers, of.table.blocks, of.group_size, tokens);
+      constexpr bool reads = std::is_const_v<B>;
+      copy(device, e.units(), of.table.blocks, of.group_size, reads ? row : there,
+           reads ? there : row);
+      row.data += tokens;
+    }
   }
 
  private:
@@ -67,22 +66,11 @@ void StageKernels<V, T>::require_memory(const Footprint& memory) {
   require_device_memory(memory);
 }
 
-/// The pass that a stage is a part of.
-template <class T, class V>
-ForwardCall<V, T> forward_call(const StagePlace<V>& at, const OperandViews<T>& x) {
-  return {at.device, at.attention, at.problem, x, {}, at.workspace};
-}
-template <class T, class V>
-BackwardCall<V, T> backward_call(const StagePlace<V>& at, const OperandViews<T>& x,
-                                 const TensorView<const T, 4>& dy,
-                                 const GradientViews<T>& gradients, Update of_mix) {
-  return {at.device, at.attention, at.problem, x, dy, gradients, of_mix, at.workspace};
-}
-
 /// Calls f(pass, rows, cut) for the parts of a stage's batch.
-template <template <class, class> class PassCall, class V, class T, class F>
-void run_stage(const PassCall<V, T>& call, const F& f) {
-  if (call.problem.shape.empty()) return;
+template <class V, class T, class F>
+void run_stage(const StagePlace<V>& at, const OperandViews<T>& x, const F& f) {
+  if (at.problem.shape.empty()) return;
+  const ForwardCall<V, T> call{at.device, at.attention, at.problem, x, {}, at.workspace};
   const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
   const BorrowedCublas cublas(call.device, largest.cublas);
   for_each_part(call, largest, [&](const auto& part, const auto& cut) {
@@ -92,19 +80,24 @@ void run_stage(const PassCall<V, T>& call, const F& f) {
 }
 /// Calls f(pass, rows, dy, gradients) likewise, and writes dmix.
 template <class V, class T, class F>
-void run_stage_gradient(const BackwardCall<V, T>& call, const F& f) {
+void run_stage_gradient(const StagePlace<V>& at, const OperandViews<T>& x,
+                        const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                        Update of_mix, const F& f) {
+  if (at.problem.shape.empty()) return;
+  const BackwardCall<V, T> call{at.device, at.attention, at.problem, x,
+                                dy,        gradients,    of_mix,     at.workspace};
   const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
   const BorrowedCublas cublas(call.device, largest.cublas);
   run_backward_in_parts(call, largest,
-                        [&](const auto& part, const auto& dy, const auto& gradients) {
+                        [&](const auto& part, const auto& part_dy, const auto& part_gradients) {
                           const CublasPass<V, T> pass{part};
-                          f(pass, StageRows<V, T>{pass}, dy, gradients);
+                          f(pass, StageRows<V, T>{pass}, part_dy, part_gradients);
                         });
 }
 
 template <class V, class T>
 void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::Summarize<T>& call) {
-  run_stage(forward_call<T>(at, {{}, call.k, call.v, {}}),
+  run_stage(at, OperandViews<T>{{}, call.k, call.v, {}},
             [&](const auto& pass, const auto& rows, const auto&) {
               pass.pack_keys();
               pass.summarize_blocks();
@@ -114,26 +107,19 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::Summarize<T>
 
 template <class V, class T>
 void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOut<T>& call) {
-  run_stage(forward_call<T>(at, call.x), [&](const auto& pass, const auto& rows, const auto& cut) {
+  run_stage(at, call.x, [&](const auto& pass, const auto& rows, const auto& cut) {
     if constexpr (is_causal_within_block<V>) pass.pack_keys();
     pass.mix_blocks(rows.sums(call.sums.summaries, 1));
     pass.pack_queries();
     pass.sum_denominators();
     pass.read_out_blocks(cut(call.y));
   });
-  if constexpr (requires { at.attention.masks; })
-    clear_masked(at.device, at.attention.masks.query, call.y);
 }
 
 template <class V, class T>
 void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOutGradient<T>& call) {
-  if (at.problem.shape.empty()) {
-    if (call.update.query == Update::overwrite) set_zero(at.device, call.dq);
-    if (call.update.mix == Update::overwrite) set_zero(at.device, call.dmix);
-    return;
-  }
   run_stage_gradient(
-      backward_call<T>(at, call.x, call.dy, {call.dq, skip, skip, call.dmix}, call.update.mix),
+      at, call.x, call.dy, {call.dq, skip, skip, call.dmix}, call.mix_update,
       [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
         const BlockSums<A> from = rows.sums(call.sums.summaries, 1);
         if constexpr (is_causal_within_block<V>) pass.pack_keys();
@@ -145,23 +131,18 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOutGradi
         pass.denominators_gradient();
         if (to.query.wanted)
           pass.unpack_gradient(pass.queries_gradient(), pass.of.scale(), pass.of.q, to.query.view,
-                               call.update.query);
+                               call.update);
         if (to.mix.wanted) pass.mixing_gradient(from);
         const Index matrices = pass.e.matrices;
         rows.copy_sums(matrices, pass.mixed_gradients(), rows.sums(call.left.mixtures, matrices));
         if constexpr (is_causal_within_block<V> && normalizes<V>)
-          rows.for_denominators(call.left.denominators, [&](const auto& row, const auto& numbers) {
-            rows.copy_denominators(numbers, row);
-          });
+          rows.copy_denominators(call.left.denominators);
       });
-  if constexpr (requires { at.attention.masks; })
-    if (call.update.query == Update::overwrite && call.dq.wanted)
-      clear_masked(at.device, at.attention.masks.query, call.dq.view);
 }
 
 template <class V, class T>
 void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::MixGradient<T>& call) {
-  run_stage(forward_call<T>(at, {{}, {}, {}, call.mix}),
+  run_stage(at, OperandViews<T>{{}, {}, {}, call.mix},
             [&](const auto& pass, const auto& rows, const auto&) {
               pass.mix_blocks_gradient(rows.sums(call.mixtures, pass.e.matrices),
                                        rows.sums(call.summary_gradients, 1));
@@ -170,23 +151,14 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::MixGradient<
 
 template <class V, class T>
 void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::SummarizeGradient<T>& call) {
-  if (at.problem.shape.empty()) {
-    if (call.update == Update::accumulate) return;
-    set_zero(at.device, call.dk);
-    return set_zero(at.device, call.dv);
-  }
   // Only the diagonal of dmix comes from here; what it is added to stays.
   run_stage_gradient(
-      backward_call<T>(at, call.x, call.dy, {skip, call.dk, call.dv, call.dmix},
-                       Update::accumulate),
+      at, call.x, call.dy, {skip, call.dk, call.dv, call.dmix}, Update::accumulate,
       [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
         pass.pack_keys();
         if constexpr (is_causal_within_block<V>) {
           pass.pack_queries();
-          if constexpr (normalizes<V>)
-            rows.for_denominators(call.denominators, [&](const auto& row, const auto& numbers) {
-              rows.copy_denominators(row, numbers);
-            });
+          if constexpr (normalizes<V>) rows.copy_denominators(call.denominators);
           pass.divide(dy);
           pass.own_blocks_gradient();
           if constexpr (mixes_key_sums<V>) {
@@ -198,12 +170,6 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::SummarizeGra
         rows.copy_sums(1, rows.sums(call.summary_gradients, 1), pass.summary_gradients());
         pass.summarize_blocks_gradient(to, call.update);
       });
-  if constexpr (requires { at.attention.masks; }) {
-    if (call.update == Update::accumulate) return;
-    const auto& mask = at.attention.masks.key;
-    if (call.dk.wanted) clear_masked(at.device, mask, call.dk.view);
-    if (call.dv.wanted) clear_masked(at.device, mask, call.dv.view);
-  }
 }
 
 template <class V, class T>
@@ -217,8 +183,18 @@ void StageKernels<V, T>::copy_tensor(const CudaDevice& device, const TensorView<
   copy(device, from, to);
 }
 template <class V, class T>
+void StageKernels<V, T>::clear_tensor(const CudaDevice& device, const TensorView<T, 4>& tensor) {
+  set_zero(device, tensor);
+}
+template <class V, class T>
+void StageKernels<V, T>::clear_masked(const CudaDevice& device,
+                                      const TensorView<const std::uint8_t, 2>& mask,
+                                      const TensorView<T, 4>& tensor) {
+  cuda::clear_masked(device, mask, tensor);
+}
+template <class V, class T>
 void StageKernels<V, T>::clear_tensor(const CudaDevice& device, const TensorView<A, 3>& tensor) {
-  fill(device, tensor, A(0));
+  set_zero(device, tensor);
 }
 
 /// Moves an element between rows of sums and bytes that travel: all of S as bfloat16, then all of

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <mhla/cuda/choose_path.hpp>
-#include <mhla/policy/sums_layout.hpp>
 #include <mhla/stages/basic_stages.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -37,88 +36,48 @@ struct StageKernels {
   /// Throws unless CUDA knows it.
   static void require_memory(const Footprint& memory);
 
-  // What SequenceParallel does to tensors, and to rows of sums that travel, besides.
+  // What else is done to tensors, and to rows of sums that travel.
   static void copy_tensor(const CudaDevice& device, const TensorView<const T, 4>& from,
                           const TensorView<T, 4>& to);
   static void copy_tensor(const CudaDevice& device, const TensorView<const A, 3>& from,
                           const TensorView<A, 3>& to);
+  static void clear_tensor(const CudaDevice& device, const TensorView<T, 4>& tensor);
   static void clear_tensor(const CudaDevice& device, const TensorView<A, 3>& tensor);
+  static void clear_masked(const CudaDevice& device, const TensorView<const std::uint8_t, 2>& mask,
+                           const TensorView<T, 4>& tensor);
   static void round_rows(const CudaDevice& device, const SumsLayout& of, const Rows& rows,
                          std::byte* to);
   static void widen_rows(const CudaDevice& device, const SumsLayout& of, const std::byte* from,
                          const TensorView<A, 2>& rows);
 };
 
-/// A CUDA device as what BasicStages run on.
-struct StageBackend {
-  template <class E>
-  static constexpr bool runs_on = std::is_convertible_v<const E*, const CudaDevice*>;
-  static constexpr Borrowed compared = Borrowed::nothing;
-  template <class V, class T>
-  static constexpr bool rounds = false;
+/// Checked calls of a stage.
+template <class V, class T>
+class StageRun {
+ public:
+  StageRun(const stages::Part<V>& part, const CudaDevice& device)
+      : attention_(with_masks(part)), problem_(part.problem), device_(device) {}
 
-  template <class V, class T>
-  class Blocks : public StageBlocks<V, T> {
-    static_assert(!is_structured<V>,
-                  "mhla: CudaStages have rows of the mixing matrix: use DenseMixing, with the "
-                  "matrix that mhla::expand makes");
-
-   public:
-    using StageBlocks<V, T>::StageBlocks;
-    using Kernels = StageKernels<typename StageBlocks<V, T>::Sequence, T>;
-  };
-
-  template <class V, class T>
-  static void require_device(const CudaDevice& device, const Footprint& memory) {
-    if (device.plan() != nullptr)
-      throw ShapeError(
-          "mhla: the CudaDevice has a plan, which CudaStages cannot use: leave it out");
-    if (device.path() != CudaPath::automatic && device.path() != CudaPath::cublas)
-      throw ShapeError({"mhla: the CudaDevice was given CudaPath::", name_of(device.path()),
-                        ", which has no stages: they run on CudaPath::cublas"});
-    StageKernels<V, T>::require_memory(memory);
-  }
-  // cuBLAS reads these rows as a matrix.
-  template <class X, int rank>
-  static void require_layout(Stage stage, const char* name, stages::Holds holds,
-                             const TensorView<X, rank>& rows) {
-    if (rank != 2 || (stage != Stage::mix_gradient && holds != stages::Holds::seen)) return;
-    if (rows.extent[0] > 1 && rows.stride[0] < rows.extent[1])
-      throw ShapeError({"mhla: ", name, ": axis blocks' stride is ", rows.stride[0],
-                        " but must be ", rows.extent[1], " or more; on CUDA rows do not overlap"});
-  }
-  template <class V, class T>
-  static void set_mix_zero(const CudaDevice& device, const TensorView<Accumulator<T>, 3>& dmix) {
-    StageKernels<V, T>::clear_tensor(device, dmix);
-  }
   static void require_room(WorkspaceView workspace, Index bytes) {
     require_workspace(workspace, bytes, "mhla::CudaStages",
                       "CudaStages::workspace_size says how many a stage takes");
   }
-  template <class T, class V>
-  static Index workspace_size(const stages::Part<V>& part, const CudaDevice&) {
-    return bytes<T>(part, with_masks(part));
+  Index workspace_size() const {
+    if (problem_.shape.empty()) return 0;
+    const bool backward =
+        problem_.stage == Stage::read_out_gradient || problem_.stage == Stage::summarize_gradient;
+    const Call<V, T> call{attention_, problem_,
+                          backward ? Direction::backward : Direction::forward};
+    return memory_of<CublasPath::Plan<V, T>>(call).workspace_bytes;
   }
-  template <class T, class V, class Call>
-  static void run(const stages::Part<V>& part, const CudaDevice& device, const Call& call,
-                  WorkspaceView workspace) {
-    const V attention = with_masks(part);
-    require_room(workspace, bytes<T>(part, attention));
-    StageKernels<V, T>::run({device, attention, part.problem, workspace}, call);
+  template <class Call>
+  void run(const Call& call, WorkspaceView workspace) const {
+    require_room(workspace, workspace_size());
+    StageKernels<V, T>::run({device_, attention_, problem_, workspace}, call);
   }
 
  private:
-  template <class T, class V>
-  static Index bytes(const stages::Part<V>& part, const V& attention) {
-    const Problem& problem = part.problem;
-    if (problem.shape.empty()) return 0;
-    const bool backward =
-        problem.stage == Stage::read_out_gradient || problem.stage == Stage::summarize_gradient;
-    const Call<V, T> call{attention, problem, backward ? Direction::backward : Direction::forward};
-    return memory_of<CublasPath::Plan<V, T>>(call).workspace_bytes;
-  }
   // With masks of those sides alone of which a stage has tokens; throws unless they fit.
-  template <class V>
   static V with_masks(const stages::Part<V>& part) {
     V attention = part.attention;
     if constexpr (requires { attention.masks; }) {
@@ -136,6 +95,52 @@ struct StageBackend {
           own_keys ? masks.query.extent[1] : problem.key_grid.num_tokens(problem.held_keys));
     }
     return attention;
+  }
+
+  V attention_;
+  const Problem& problem_;
+  const CudaDevice& device_;
+};
+
+/// A CUDA device as what BasicStages run on.
+struct StageBackend {
+  template <class E>
+  static constexpr bool runs_on = std::is_convertible_v<const E*, const CudaDevice*>;
+  static constexpr Borrowed compared = Borrowed::nothing;
+  template <class V, class T>
+  static constexpr bool rounds = false;
+
+  template <class V, class T>
+  using Kernels = StageKernels<V, T>;
+  template <class V, class T>
+  using Run = StageRun<V, T>;
+
+  template <class V, class T>
+  class Blocks : public StageBlocks<V, T> {
+    static_assert(!is_structured<V>,
+                  "mhla: CudaStages have rows of the mixing matrix: use DenseMixing, with the "
+                  "matrix that mhla::expand makes");
+
+   public:
+    using StageBlocks<V, T>::StageBlocks;
+  };
+
+  static void require_device(const CudaDevice& device) {
+    if (device.plan() != nullptr)
+      throw ShapeError(
+          "mhla: the CudaDevice has a plan, which CudaStages cannot use: leave it out");
+    if (device.path() != CudaPath::automatic && device.path() != CudaPath::cublas)
+      throw ShapeError({"mhla: the CudaDevice was given CudaPath::", name_of(device.path()),
+                        ", which has no stages: they run on CudaPath::cublas"});
+  }
+  // cuBLAS reads these rows as a matrix.
+  template <class X, int rank>
+  static void require_layout(Stage stage, const char* name, stages::Holds holds,
+                             const TensorView<X, rank>& rows) {
+    if (rank != 2 || (stage != Stage::mix_gradient && holds != stages::Holds::seen)) return;
+    if (rows.extent[0] > 1 && rows.stride[0] < rows.extent[1])
+      throw ShapeError({"mhla: ", name, ": axis blocks' stride is ", rows.stride[0],
+                        " but must be ", rows.extent[1], " or more; on CUDA rows do not overlap"});
   }
 };
 

@@ -124,26 +124,17 @@ class Agreement {
   Index count_ = 0;
 };
 
-// Overloads that say why a call of SequenceParallel or HeadParallel does not compile.
-class ParallelErrors {
- public:
-  MHLA_ANY_CALL(static void forward, { explain<Given...>(); })
-  MHLA_ANY_CALL(static void backward, { explain<Given...>(); })
-  MHLA_ANY_CALL(static Index forward_workspace_size, { return explain<Given...>(); })
-  MHLA_ANY_CALL(static Index backward_workspace_size, { return explain<Given...>(); })
-
- private:
-  template <class... X>
-  static Index explain() {
-    static_assert(no_such_call<X...>,
-                  "mhla: call forward(executor, {q, k, v, mix}, y, workspace) or "
-                  "backward(executor, {q, k, v, mix}, dy, {dq, dk, dv, dmix}, update, "
-                  "workspace), with mhla::skip for a gradient that is not wanted, and sizes by "
-                  "forward_workspace_size(executor) or backward_workspace_size(executor): on "
-                  "GPUs the executor is an mhla::CudaDevice");
-    return 0;
-  }
-};
+// Fails with one sentence where a call of SequenceParallel's or HeadParallel's does not compile.
+template <class... X>
+Index explain_member() {
+  static_assert(no_such_call<X...>,
+                "mhla: call forward(executor, {q, k, v, mix}, y, workspace) or "
+                "backward(executor, {q, k, v, mix}, dy, {dq, dk, dv, dmix}, update, "
+                "workspace), with mhla::skip for a gradient that is not wanted, and sizes by "
+                "forward_workspace_size(executor) or backward_workspace_size(executor): on "
+                "GPUs the executor is an mhla::CudaDevice");
+  return 0;
+}
 
 // The template arguments of SequenceParallel and HeadParallel.
 template <class S, class C>

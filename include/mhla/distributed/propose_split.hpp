@@ -114,8 +114,9 @@ class SplitTraffic {
     static_assert(refusal_by_sequence<V> == nullptr,
                   "mhla: refusal_by_sequence<V> says why this variant goes by heads alone");
     require_rank(rank);
-    const SumsLayout summary = sums(is_structured<V> ? matrices() : 1);
-    const SumsLayout mixture = sums(matrices());
+    const Index matrices = problem_.shape.matrices();
+    const SumsLayout summary = sums_layout<V>(problem_, is_structured<V> ? matrices : 1);
+    const SumsLayout mixture = sums_layout<V>(problem_, matrices);
     const Rows summaries = rows(rank, call_.keys, false);
     const Rows mixtures = rows(rank, call_.queries, true);
     Traffic traffic = agreed();
@@ -124,7 +125,7 @@ class SplitTraffic {
     add(traffic.backward, mixtures, mixture);
 
     const auto held = [&](const Widths& widths) { return units() * widths(tokens(rank)); };
-    const CheckedSize own = exact_bytes(sums(1)) * keys(rank).count;
+    const CheckedSize own = exact_bytes(sums_layout<V>(problem_, 1)) * keys(rank).count;
     const CheckedSize seen = own + exact_bytes(summary) * summaries.received;
     const CheckedSize mixed = exact_bytes(mixture) * (mixtures.received + queries(rank).count);
     add(traffic.forward.held, held(forward()) + seen);
@@ -229,13 +230,6 @@ class SplitTraffic {
   }
   const BlockRange& keys(Index rank) const { return call_.keys[static_cast<std::size_t>(rank)]; }
 
-  Index matrices() const { return problem_.shape.mix_heads == 1 ? 1 : problem_.shape.group_size(); }
-  // A row: S and z, or dS~ and dz~, of all units, for each of these matrices.
-  SumsLayout sums(Index matrices) const {
-    return {(units() * matrices).value,
-            (CheckedSize(problem_.feature_dim) * problem_.shape.value_dim).value,
-            normalizes<V> ? problem_.feature_dim : 0};
-  }
   static CheckedSize exact_bytes(const SumsLayout& row) { return row.bytes<A>(Wire::exact); }
   // What blocks leave for the ranks that see them or, of gradients, for those that they see.
   Rows rows(Index rank, const Shares& shares, bool gradients) const {

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <mhla/distributed/agreement.hpp>
-#include <mhla/distributed/host.hpp>
 #include <mhla/distributed/sums_exchange.hpp>
 #include <mhla/stages.hpp>
 
@@ -12,19 +11,6 @@ MHLA_NAMESPACE_BEGIN
 
 /// \addtogroup distributed
 /// \{
-
-/// \cond INTERNAL
-// What is done to tensors and sums besides stages.
-template <class S>
-struct KernelsBesideStages {
-  using type = HostKernels;
-};
-template <class S>
-requires requires { typename S::Kernels; }
-struct KernelsBesideStages<S> {
-  using type = typename S::Kernels;
-};
-/// \endcond
 
 /// Attention over a sequence of which each rank has some whole blocks: its q, k, v, y and their
 /// gradients are [batch, heads or kv_heads, tokens, dim] of the tokens of its own blocks, in raster
@@ -61,19 +47,19 @@ struct KernelsBesideStages<S> {
 ///
 /// S is Stages<V, T>, and E what its calls take: an Executor. On GPUs see cuda_sequence_parallel.
 template <class S, class C = void>
-class SequenceParallel : ParallelErrors {
+class SequenceParallel {
   using V = typename S::Variant;
   using T = typename S::Scalar;
   using A = Accumulator<T>;
-  using Kernels = typename KernelsBesideStages<S>::type;
+  using Kernels = typename S::Kernels;
   static constexpr bool recurs = is_structured<V>;  // RecurrentMixing, as Stages require
 
  public:
   /// \cond INTERNAL
-  using ParallelErrors::backward;
-  using ParallelErrors::backward_workspace_size;
-  using ParallelErrors::forward;
-  using ParallelErrors::forward_workspace_size;
+  MHLA_ANY_CALL(static void forward, { explain_member<Given...>(); })
+  MHLA_ANY_CALL(static void backward, { explain_member<Given...>(); })
+  MHLA_ANY_CALL(static Index forward_workspace_size, { return explain_member<Given...>(); })
+  MHLA_ANY_CALL(static Index backward_workspace_size, { return explain_member<Given...>(); })
   /// \endcond
 
   /// `whole` is the shape of the whole sequence; `communicator` is borrowed. Keys have the shares
@@ -230,8 +216,9 @@ class SequenceParallel : ParallelErrors {
       read_out_gradient(query_blocks());
     else
       exchange_sums<Kernels>(*communicator_, executor,
-                             shared_rows(queries_, queries_read_, memory.mixtures, memory), 1,
-                             read_out_gradient);
+                             SharedRows<A>{queries_, queries_read_, stages_.mixture_layout(), wire_,
+                                           memory.mixtures, memory.wire},
+                             1, read_out_gradient);
     if constexpr (recurs)
       if (to_keys) hand_back_states(executor, x, sums, of_queries.mix, update, memory);
     confirm(*communicator_);
@@ -313,10 +300,6 @@ class SequenceParallel : ParallelErrors {
   BlockRange read_queries() const { return own(queries_read_); }
   // Of blocks whose summaries are made, and then travel.
   Index pieces() const { return recurs ? 1 : pieces_of_summaries(*communicator_); }
-  SharedRows<A> shared_rows(const Shares& shares, const std::vector<BlockRange>& read,
-                            const TensorView<A, 2>& rows, const Memory& memory) const {
-    return {shares, read, sums_layout(rows.extent[1]), wire_, rows, memory.wire};
-  }
   // Some of `blocks`, counted from their first.
   static BlockRange within(const BlockRange& blocks, const BlockRange& some) {
     return {some.first - blocks.first, some.count};
@@ -365,16 +348,8 @@ class SequenceParallel : ParallelErrors {
     });
   }
 
-  // A row of `elements`: S and z for every unit, or dS~ and dz~ for each of its matrices.
-  SumsLayout sums_layout(Index elements) const {
-    const Index features = feature_dim(attention_.feature_map, local_.key_dim);
-    SumsLayout layout{0, features * local_.value_dim, normalizes<V> ? features : 0};
-    if (elements > 0) layout.count = elements / (layout.summary + layout.key_sum);
-    return layout;
-  }
-  Index wire_bytes(const BlockRange& blocks, Index elements) const {
-    if (wire_ == Wire::exact) return 0;
-    return checked_mul(blocks.count, sums_layout(elements).template bytes<A>(wire_));
+  Index wire_bytes(const BlockRange& blocks, const SumsLayout& row) const {
+    return wire_ == Wire::exact ? 0 : checked_mul(blocks.count, row.bytes<A>(wire_));
   }
   Span<const std::byte> kept_bytes(Span<const A> kept) const {
     if (kept.size == 0) return {};
@@ -395,7 +370,7 @@ class SequenceParallel : ParallelErrors {
     memory.summaries = arena.take_tensor<A>(read_keys().count, stages_.summary_size());
     memory.states = states();
     memory.next = states();
-    Index wire = wire_bytes(read_keys(), stages_.summary_size());
+    Index wire = wire_bytes(read_keys(), stages_.summary_layout());
     Index scratch = backward ? 0 : stage(Stage::read_out, query_blocks());
     for (Index piece = 0; piece < pieces(); ++piece)
       scratch =
@@ -410,7 +385,7 @@ class SequenceParallel : ParallelErrors {
       memory.query_gradient = arena.take_tensor<T>(s.batch, s.heads, s.query_tokens, s.key_dim);
       memory.mix_gradient = arena.take_tensor<A>(
           s.mix_heads, stages_.mix_rows(query_blocks()).count, s.mix_key_blocks);
-      wire = (std::max)(wire, wire_bytes(read_queries(), stages_.mixture_size()));
+      wire = (std::max)(wire, wire_bytes(read_queries(), stages_.mixture_layout()));
       scratch = (std::max)({scratch, stage(Stage::read_out_gradient, query_blocks()),
                             recurs ? 0 : stage(Stage::mix_gradient, read_queries(), key_blocks()),
                             stage(Stage::summarize_gradient, key_blocks())});
@@ -435,8 +410,9 @@ class SequenceParallel : ParallelErrors {
       });
     } else {
       exchange_sums<Kernels>(*communicator_, executor,
-                             shared_rows(keys_, keys_read_, memory.summaries, memory), pieces(),
-                             summarize);
+                             SharedRows<A>{keys_, keys_read_, stages_.summary_layout(), wire_,
+                                           memory.summaries, memory.wire},
+                             pieces(), summarize);
     }
   }
 

@@ -5,7 +5,6 @@
 
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
-#include <mhla/policy/sums_layout.hpp>
 #include <mhla/stages/blocks.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -2,8 +2,7 @@
 // Rows of sums as they travel from rank to rank.
 #pragma once
 
-#include <mhla/core/index.hpp>
-#include <mhla/core/scalar.hpp>
+#include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -35,6 +34,14 @@ struct SumsLayout {
     return checked_mul(checked_add(ceil_div(rounded, size), checked_mul(count, key_sum)), size);
   }
 };
+// A row with the sums of every unit of a call, for each of some matrices.
+template <AttentionVariant V>
+SumsLayout sums_layout(const Problem& problem, Index matrices) {
+  const Shape& shape = problem.shape;
+  return {checked_mul(checked_mul(shape.batch, shape.kv_heads), matrices),
+          checked_mul(problem.feature_dim, shape.value_dim),
+          normalizes<V> ? problem.feature_dim : 0};
+}
 /// \endcond
 
 /// \}

@@ -3,10 +3,13 @@
 #pragma once
 
 #include <mhla/policy/fingerprint.hpp>
-#include <mhla/stages/checks.hpp>
-#include <mhla/stages/packed.hpp>
+#include <mhla/stages/calls.hpp>
 
 MHLA_NAMESPACE_BEGIN
+
+#define MHLA_STAGE_ARGUMENTS                                                                    \
+  "tensors are views of the scalar of Stages; rows and mix have its accumulator type; results " \
+  "are not const; mhla::skip leaves a gradient out"
 
 /// \addtogroup stages
 /// \{
@@ -32,7 +35,7 @@ MHLA_NAMESPACE_BEGIN
 /// anything, WorkspaceError if `workspace` is smaller than workspace_size says or shares memory;
 /// nothing is written then.
 template <class V, class T, class Backend>
-class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
+class BasicStages : public Backend::template Blocks<V, T> {
   using Blocks = typename Backend::template Blocks<V, T>;
   using A = Accumulator<T>;
   using Blocks::attention_;
@@ -44,21 +47,16 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
   using Blocks::packs;
   using Blocks::recurs;
   using Blocks::sees_own;
-  using StageErrors::advance;
-  using StageErrors::advance_gradient;
-  using StageErrors::mix_gradient;
-  using StageErrors::read_out;
-  using StageErrors::read_out_gradient;
-  using StageErrors::summarize;
-  using StageErrors::summarize_gradient;
-  using StageErrors::workspace_size;
+  // What is done to tensors and sums besides stages.
+  using Kernels = typename Backend::template Kernels<typename Blocks::Sequence, T>;
   template <class E>
   static constexpr bool runs_on = Backend::template runs_on<E>;
   static constexpr Borrowed compared = Backend::compared;  // by ranks, of what the variant borrows
   // Throws unless a call's stages can run on an executor and reach its memory.
   template <class E>
   static void require_device(const E& executor, const Footprint& memory) {
-    Backend::template require_device<typename Blocks::Sequence, T>(executor, memory);
+    Backend::require_device(executor);
+    Kernels::require_memory(memory);
   }
   /// \endcond
 
@@ -68,7 +66,8 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
   /// blocks in `masks`.)
   auto padded(const StageMasks& masks) const requires(!is_batch_layout<V>) {
     BasicStages<Padded<V>, T, Backend> stages(problem_, Padded<V>(attention_, masks.tokens));
-    stages.held_ = this->held_;
+    stages.held_queries_ = this->held_queries_;
+    stages.held_keys_ = this->held_keys_;
     stages.masks_ = masks;
     return stages;
   }
@@ -96,10 +95,10 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
     const bool mixes = stage == Stage::mix_gradient;
     if (mixes ? recurs : !recurs && (stage == Stage::advance || stage == Stage::advance_gradient))
       return 0;
+    this->require_blocks_of(stage, blocks, keys);
     if constexpr (!packs) {
-      return Backend::template workspace_size<T>(this->part_of(stage, blocks, keys), executor);
+      return Run(this->part_of(stage, blocks, keys), executor).workspace_size();
     } else {
-      this->require_blocks_of(stage, blocks, keys);
       Index bytes = 0;
       for_each_sequence(mixes ? keys : blocks, {}, [&](const SequencePart& of, const auto& stages) {
         bytes = (std::max)(bytes, stages.workspace_size(stage, executor, of.of(blocks), of.part));
@@ -144,7 +143,8 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
                          WorkspaceView workspace) const {
     const GradientView<A, 3> dmix = recurs ? GradientView<A, 3>(skip) : gradients.mix;
     run(executor,
-        stages::ReadOutGradient<T>{queries, used(x), sums, dy, gradients.query, dmix, update, left},
+        stages::ReadOutGradient<T>{queries, used(x), sums, dy, gradients.query, dmix, update.query,
+                                   update.mix, left},
         workspace);
   }
 
@@ -193,8 +193,7 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
                const Sums<A>& sums, const TensorView<A, 2>& after,
                WorkspaceView workspace) const requires recurs {
     run(executor, stages::Advance<T>{blocks, mix, sums, after}, workspace);
-    if (packs && !this->has_states_before(blocks.end()))
-      for (Index i = 0; i < after.size(); ++i) after.element(i) = A(0);
+    if (packs && !this->has_states_before(blocks.end())) Kernels::clear_tensor(executor, after);
   }
 
   /// RecurrentMixing: dS and dz [blocks, summary_size()] and dmix of blocks, and dH before them,
@@ -221,7 +220,39 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
         workspace);
   }
 
+  /// \cond INTERNAL
+  MHLA_NO_SUCH_CALL(
+      static void summarize,
+      "mhla: call summarize(executor, keys, k, v, summaries, workspace): " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(static void read_out,
+                    "mhla: call read_out(executor, queries, {q, k, v, mix}, sums, y, "
+                    "workspace): " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(
+      static void read_out_gradient,
+      "mhla: call read_out_gradient(executor, queries, {q, k, v, mix}, sums, dy, "
+      "{dq, dk, dv, dmix}, update, {mixtures, denominators}, workspace): " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(static void mix_gradient,
+                    "mhla: call mix_gradient(executor, queries, keys, mix, mixtures, "
+                    "summary_gradients, workspace): " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(static void advance,
+                    "mhla: call advance(executor, blocks, mix, sums, after, workspace), with "
+                    "RecurrentMixing: " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(static void advance_gradient,
+                    "mhla: call advance_gradient(executor, blocks, mix, sums, mixtures, {after, "
+                    "before}, summary_gradients, dmix, update, workspace), with "
+                    "RecurrentMixing: " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(static void summarize_gradient,
+                    "mhla: call summarize_gradient(executor, keys, {q, k, v, mix}, "
+                    "summary_gradients, dy, denominators, {dq, dk, dv, dmix}, update, "
+                    "workspace): " MHLA_STAGE_ARGUMENTS)
+  MHLA_NO_SUCH_CALL(static Index workspace_size,
+                    "mhla: call workspace_size(stage, executor, blocks), and for mix_gradient "
+                    "(stage, executor, queries, keys), with an mhla::Stage, an executor, or for "
+                    "CudaStages an mhla::CudaDevice, and mhla::BlockRange")
+  /// \endcond
+
  private:
+  using Run = typename Backend::template Run<typename Blocks::Sequence, T>;
   template <class, class, class>
   friend class BasicStages;
 
@@ -236,10 +267,19 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
 
   template <class E, class Call>
   void run(const E& executor, const Call& call, WorkspaceView workspace) const {
-    const Footprint memory = checked_stage(*this, attention_, call, workspace);
-    Call::visit(call, *this, [](const char* name, stages::Holds holds, const auto& view) {
-      Backend::require_layout(Call::stage, name, holds, view);
-    });
+    const StageViews<V, T> views(*this, call);
+    Footprint memory;
+    Call::visit(call, *this,
+                [&]<class X, int rank>(const char* name, stages::Holds holds,
+                                       const TensorView<X, rank>& view) {
+                  views.require_view(name, holds, view);
+                  if constexpr (std::is_const_v<X>)
+                    memory.reads(view, name);
+                  else
+                    memory.writes(view, name);
+                  Backend::require_layout(Call::stage, name, holds, view);
+                });
+    require_apart(memory, attention_, workspace, {});
     require_device(executor, memory);
     if constexpr (packs)
       run_sequences(executor, call, workspace);
@@ -253,30 +293,47 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
       call.x.mix = columns_of(call.x.mix, this->mix_columns(call.blocks));
       if (call.dmix.wanted) call.dmix = columns_of(call.dmix.view, this->mix_columns(call.blocks));
     }
-    Backend::template run<T>(this->part_of(Call::stage, call.blocks, stages::keys_of(call)),
-                             executor, call, workspace);
+    Run(this->part_of(Call::stage, call.blocks, stages::keys_of(call)), executor)
+        .run(call, workspace);
+    clear_untouched(executor, call);
+  }
+  // Zeros what a call overwrites but no unit touches: tokens that a mask takes away and, of a call
+  // without an output, all gradients.
+  template <class E, class Call>
+  void clear_untouched(const E& executor, const Call& call) const {
+    const bool empty = problem_.shape.empty();
+    if constexpr (Call::stage == Stage::read_out_gradient)
+      if (empty && call.dmix.wanted && call.mix_update == Update::overwrite)
+        Kernels::clear_tensor(executor, call.dmix.view);
+    if constexpr (requires { call.update; })
+      if (call.update == Update::accumulate) return;
+    const TokenMasks& masks = this->masks_.tokens;
+    const auto clear = [&]<class X, int rank>(const char*, [[maybe_unused]] stages::Holds holds,
+                                              const TensorView<X, rank>& view) {
+      if constexpr (rank == 4 && !std::is_const_v<X>) {
+        const bool of_keys = holds == stages::Holds::key || holds == stages::Holds::value;
+        if (empty)
+          Kernels::clear_tensor(executor, view);
+        else if (call.blocks.count > 0)
+          Kernels::clear_masked(executor, of_keys ? masks.key : masks.query, view);
+      }
+    };
+    Call::visit(call, *this, clear);
   }
   // All checks are made before the first sequence writes, whose calls add up dmix.
   template <class E, class Call>
   void run_sequences(const E& executor, Call call, WorkspaceView workspace) const {
-    Backend::require_room(
-        workspace, workspace_size(Call::stage, executor, call.blocks, stages::keys_of(call)));
-    constexpr bool overwrites_mix =
-        Call::stage == Stage::read_out_gradient || Call::stage == Stage::advance_gradient;
-    if constexpr (overwrites_mix) {
-      const QueryUpdate update = call.update;
-      if (call.dmix.wanted && update.mix == Update::overwrite)
-        Backend::template set_mix_zero<typename Blocks::Sequence, T>(executor, call.dmix.view);
-      if constexpr (Call::stage == Stage::read_out_gradient)
-        call.update.mix = Update::accumulate;
-      else
-        call.update = Update::accumulate;
+    const BlockRange range = stages::keys_of(call);
+    Run::require_room(workspace, workspace_size(Call::stage, executor, call.blocks, range));
+    if constexpr (requires { call.mix_update; }) {
+      if (call.dmix.wanted && call.mix_update == Update::overwrite)
+        Kernels::clear_tensor(executor, call.dmix.view);
+      call.mix_update = Update::accumulate;
     }
     const Index first_seen = this->key_blocks(call.blocks).first;
-    const BlockRange range = stages::keys_of(call);
     constexpr bool of_keys =
         Call::stage == Stage::summarize || Call::stage == Stage::summarize_gradient;
-    for_each_sequence(range, of_keys ? this->held_keys(range) : this->held_queries(range),
+    for_each_sequence(range, (of_keys ? this->held_keys_ : this->held_queries_).value_or(range),
                       [&](const SequencePart& of, const auto& stages) {
                         if (Call::stage == Stage::advance && of.part.end() == of.blocks)
                           return;  // has ended
@@ -300,6 +357,8 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
     });
   }
 };
+
+#undef MHLA_STAGE_ARGUMENTS
 
 /// \cond INTERNAL
 template <class V, class T, class Backend>

@@ -4,7 +4,7 @@
 
 #include <mhla/policy/block_list.hpp>
 #include <mhla/policy/checks.hpp>
-#include <mhla/stages/errors.hpp>
+#include <mhla/policy/sums_layout.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -49,21 +49,11 @@ struct StageMasks {
 /// \cond INTERNAL
 namespace stages {
 
-// The blocks whose tokens tensors hold.
-struct Held {
-  BlockRange queries;
-  BlockRange keys;
-};
-
-// The variant of one sequence of a packed batch.
+// The variant of one sequence, of a packed batch or alone.
 template <class V>
-struct UnpackedOf {
-  using Variant = V;
-};
+V sequence_of(const V&);
 template <class V, class Offset>
-struct UnpackedOf<Packed<V, Offset>> {
-  using Variant = V;
-};
+V sequence_of(const Packed<V, Offset>&);
 
 // Some blocks' part of a call, by which a backend runs a stage.
 template <class V>
@@ -79,7 +69,15 @@ struct Part {
 /// The blocks of one sequence shape, or of packed sequences, and what their stages leave: what the
 /// stages of every backend have in common.
 template <AttentionVariant V, StorageScalar T>
-class StageBlocks : RequireStages<V> {
+class StageBlocks {
+  static_assert(!is_structured<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
+                "mhla: Stages have rows of the mixing matrix, or of RecurrentMixing's parameters: "
+                "for another structured mixing use DenseMixing, with the matrix that mhla::expand "
+                "makes");
+  static_assert(!mixes_products<V>,
+                "mhla: MixedProduct ties a token to the same offset of every other block, which a "
+                "stage does not have: use MixedKeySum or Unnormalized for Stages");
+
  public:
   using Variant = V;  ///< 1st argument
   using Scalar = T;   ///< 2nd argument
@@ -93,13 +91,15 @@ class StageBlocks : RequireStages<V> {
   }
 
   /// \cond INTERNAL
-  using Sequence = typename stages::UnpackedOf<V>::Variant;
+  using Sequence = decltype(stages::sequence_of(std::declval<V>()));
   static constexpr bool recurs = is_structured<V>;
   static constexpr bool packs = requires(const V& v) { v.offsets; };
   static constexpr bool masked = requires(const V& v) { v.masks; };
   static constexpr bool sees_own = is_causal_within_block<V>;
   // Whether own keys take up what read_out_gradient leaves of denominators.
   static constexpr bool keeps_denominators = sees_own && normalizes<V>;
+  SumsLayout summary_layout() const { return sums_layout<V>(problem_, 1); }
+  SumsLayout mixture_layout() const { return sums_layout<V>(problem_, problem_.shape.matrices()); }
   // After the blocks before it.
   bool has_states_before(Index block) const { return recurs && block_in_sequence(block) > 0; }
 
@@ -154,15 +154,16 @@ class StageBlocks : RequireStages<V> {
       throw ShapeError(
           "mhla: keys: under Causal, tensors of keys hold the blocks that those of "
           "queries do");
-    held_ = stages::Held{queries, keys};
+    held_queries_ = queries;
+    held_keys_ = keys;
   }
 
   /// Elements that a key block's sums have: for every item and kv head S [feature_dim, value_dim],
   /// in gradients S^T, and, if the variant has a normalizer, z [feature_dim].
-  Index summary_size() const { return checked_mul(units(), sums_size()); }
+  Index summary_size() const { return summary_layout().elements(); }
   /// Elements that a query block's dS~^T and dz~ have, for every item and kv head, and for every
   /// query head if mix has a matrix for each.
-  Index mixture_size() const { return checked_mul(summary_size(), matrices()); }
+  Index mixture_size() const { return mixture_layout().elements(); }
   /// States of RecurrentMixing; otherwise 0.
   Index num_states() const {
     if constexpr (recurs) return attention_.mixing.states;
@@ -202,30 +203,11 @@ class StageBlocks : RequireStages<V> {
   StageBlocks(const Problem& problem, const V& attention)
       : attention_(attention), problem_(problem) {}
 
-  // The blocks whose tokens tensors hold in a call on some.
-  BlockRange held_queries(const BlockRange& queries) const {
-    return held_ ? held_->queries : queries;
-  }
-  BlockRange held_keys(const BlockRange& keys) const { return held_ ? held_->keys : keys; }
-
   auto queries_listed() const { return query_list(attention_, problem_); }
   auto keys_listed() const { return key_list(attention_, problem_); }
 
-  Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
-  // Of mix, for a kv head: 1 shared, or one per query head.
-  Index matrices() const {
-    const Index group_size = problem_.shape.group_size();
-    return problem_.shape.mix_heads == 1 ? (std::min)(Index{1}, group_size) : group_size;
-  }
-  // Elements of S and z.
-  Index sums_size() const {
-    const Index summary = checked_mul(problem_.feature_dim, problem_.shape.value_dim);
-    return checked_add(summary, normalizes<V> ? problem_.feature_dim : 0);
-  }
-
   // The call that a stage is: which blocks have rows and columns of mix, which have tokens.
   stages::Part<V> part_of(Stage stage, const BlockRange& blocks, const BlockRange& keys) const {
-    require_blocks_of(stage, blocks, keys);
     Problem problem = problem_;
     problem.stage = stage;
     const bool reads_out = stage == Stage::read_out || stage == Stage::read_out_gradient;
@@ -236,8 +218,8 @@ class StageBlocks : RequireStages<V> {
       problem.keys = blocks;
     else if (stage == Stage::mix_gradient)
       problem.keys = keys;
-    problem.held_queries = held_queries(problem.queries);
-    problem.held_keys = held_keys(problem.keys);
+    problem.held_queries = held_queries_.value_or(problem.queries);
+    problem.held_keys = held_keys_.value_or(problem.keys);
     problem.query_blocks = problem.queries.count;
     problem.key_blocks = problem.keys.count;
     if (!reads_out && !of_keys) problem.queries.count = 0;
@@ -270,8 +252,9 @@ class StageBlocks : RequireStages<V> {
 
   V attention_;
   Problem problem_;
-  std::optional<stages::Held> held_;  // none: those of a call
-  StageMasks masks_;                  // of which `attention_` has the tokens
+  // The blocks whose tokens tensors hold; none: those of a call.
+  std::optional<BlockRange> held_queries_, held_keys_;
+  StageMasks masks_;  // of which `attention_` has the tokens
 };
 
 /// \}
