@@ -54,7 +54,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
                 variant.blocks.block,
                 problem.feature_dim,
                 shape.value_dim,
-                mix.extent[0] == 1 ? (std::min)(Index{1}, group_size()) : group_size(),
+                problem.shape.matrices(),
                 normalized};
     if constexpr (recurrent) extents_.states = variant.mixing.states;
     allocate();
@@ -356,7 +356,16 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
           at / extents_.block_tokens, first,
           (std::min)({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
       undo(index).keep(extents_, unit(index), tile);
-      run_tile(TileRun(*this, index, tile, slot, first_sequence, done, at), x);
+      // Tokens [done, done + tile.tokens) of q, k, v and y, as a table of one run, whose positions
+      // count from the sequence's first token.
+      cpu::TokenRun run{done, tile.tokens, {0, 0, at}};
+      cpu::BlockTable table;
+      table.runs = {&run, 1};
+      table.places = slot.places;
+      for (Index t = 0; t < tile.tokens; ++t) slot.places[t] = done + t;
+      run_tile({tile, unit(index), slot, table, sequence, sequence - first_sequence,
+                index % shape_.kv_heads},
+               x);
       at += tile.tokens;
       done += tile.tokens;
     }
@@ -366,35 +375,16 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   }
   cpu::DecodeUndo<A>& undo(Index index) { return undos_[static_cast<std::size_t>(index)]; }
 
-  // One tile of one kv head at work: tokens [done, done + tile.tokens) of q, k, v and y, as a table
-  // of one run, whose positions count from the sequence's first token.
+  // One tile of one kv head at work.
   struct TileRun {
     const cpu::DecodeTile& tile;
     const cpu::DecodeUnit<A>& unit;
     const Slot& slot;
+    const cpu::BlockTable& table;  // of the tile's tokens alone
     Index sequence;
     Index item;
     Index kv_head;
-    cpu::TokenRun run{};
-    cpu::TokenTile tokens{};
-    cpu::BlockTable table{};
-
-    TileRun(const Decoder& of, Index index, const cpu::DecodeTile& next, const Slot& on,
-            Index first_sequence, Index done, Index position)
-        : tile(next),
-          unit(of.unit(index)),
-          slot(on),
-          sequence(index / of.shape_.kv_heads),
-          item(sequence - first_sequence),
-          kv_head(index % of.shape_.kv_heads),
-          run{done, tile.tokens, {0, 0, position}},
-          tokens{0, 1, 0, tile.tokens, 0} {
-      for (Index t = 0; t < tile.tokens; ++t) slot.places[t] = done + t;
-      table.runs = {&run, 1};
-      table.places = slot.places;
-    }
-    TileRun(const TileRun&) = delete;
-    TileRun& operator=(const TileRun&) = delete;
+    cpu::TokenTile tokens{0, 1, 0, tile.tokens, 0};
 
     cpu::Panel<A> panel(Span<A> memory, Index cols) const {
       return cpu::panel(memory.data, tile.tokens, cols);

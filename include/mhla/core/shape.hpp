@@ -29,6 +29,10 @@ struct Shape {
 
   /// Query heads that share a kv head.
   constexpr Index group_size() const { return kv_heads == 0 ? 0 : heads / kv_heads; }
+  /// Mixing matrices that the queries of a kv head use.
+  constexpr Index matrices() const {
+    return mix_heads == 1 && group_size() > 0 ? 1 : group_size();
+  }
   /// Whether each batch item has a mix of its own.
   constexpr bool mix_per_item() const { return mix_heads != 1 && mix_heads != heads; }
   /// Which of mix's matrices head `head` of batch item `item` uses.
@@ -132,6 +136,15 @@ MHLA_ONCE_A_CALL void require_extents(const TensorView<T, 4>& view, const char* 
   require_extent(argument, "heads", view.extent[1], heads, rule);
   require_extent(argument, "tokens", view.extent[2], tokens, rule);
   require_extent(argument, "dim", view.extent[3], dim, rule);
+}
+
+// Throws unless `mix`, or its gradient, is [heads, rows, columns].
+template <class T>
+void require_extents(const TensorView<T, 3>& mix, const char* argument, Index heads, Index rows,
+                     Index columns, const char* rule) {
+  require_extent(argument, "heads", mix.extent[0], heads, rule);
+  require_extent(argument, "query blocks", mix.extent[1], rows, rule);
+  require_extent(argument, "key blocks", mix.extent[2], columns, rule);
 }
 
 // Throws unless tensors can have the extents of a shape.

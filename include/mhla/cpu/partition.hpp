@@ -45,7 +45,7 @@ struct Extents {
         feature_dim(problem.feature_dim),
         value_dim(problem.shape.value_dim),
         group_size(problem.shape.group_size()),
-        matrices(problem.shape.mix_heads == 1 ? (std::min)(Index{1}, group_size) : group_size),
+        matrices(problem.shape.matrices()),
         block_tokens(problem.query_grid.block_tokens()),
         key_block_tokens(problem.key_grid.block_tokens()),
         query_tokens(problem.shape.query_tokens),

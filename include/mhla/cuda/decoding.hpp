@@ -40,7 +40,7 @@ struct DecodeExtents {
         kv_heads(problem.shape.kv_heads),
         group_size(problem.shape.group_size()),
         mix_heads(problem.shape.mix_heads),
-        matrices(mix_heads == 1 ? (std::min)(Index{1}, group_size) : group_size),
+        matrices(problem.shape.matrices()),
         capacity(most_tokens),
         blocks(recurrent_states > 0 ? 0 : problem.query_blocks),
         states(recurrent_states),

@@ -124,6 +124,13 @@ struct Padded : BatchLayout<Padded<A>, A> {
 };
 
 /// \cond INTERNAL
+// A variant's masks, which keep every token unless it is padded.
+template <class A>
+TokenMasks masks_of(const A& attention) {
+  if constexpr (requires { attention.masks; }) return attention.masks;
+  return {};
+}
+
 template <class A, class Offset>
 requires(!AttentionVariant<A>) struct Packed<A, Offset> : NoVariantOfTensors<A, float> {
   using NoVariantOfTensors<A, float>::NoVariantOfTensors;

@@ -213,10 +213,7 @@ class StageBlocks : RequireStages<V> {
 
   Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
   // Of mix, for a kv head: 1 shared, or one per query head.
-  Index matrices() const {
-    const Index group_size = problem_.shape.group_size();
-    return problem_.shape.mix_heads == 1 ? (std::min)(Index{1}, group_size) : group_size;
-  }
+  Index matrices() const { return problem_.shape.matrices(); }
   // Elements of S and z.
   Index sums_size() const {
     const Index summary = checked_mul(problem_.feature_dim, problem_.shape.value_dim);

@@ -39,7 +39,7 @@ MHLA_ONCE_A_CALL PathCosts path_costs(const Problem& problem, bool backward, boo
   const double features = of(problem.feature_dim);
   const double values = of(shape.value_dim);
   const double seen = is_causal<V> ? 0.5 : 1;
-  const double matrices = shape.mix_heads == 1 ? (std::min)(1.0, group) : group;
+  const double matrices = static_cast<double>(shape.matrices());
 
   const double summary = features * values;
   const double pair = features + values;
