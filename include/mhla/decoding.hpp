@@ -37,8 +37,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   /// [.., blocks, columns], unless it is a single row, which leaves sequences without limit; with a
   /// rotation DecoderShape::max_tokens is needed then.
   /// \throws ShapeError if variant, mix and shape do not fit.
-  Decoder(const V& variant, const std::type_identity_t<TensorView<const A, 3>>& mix,
-          const DecoderShape& shape)
+  Decoder(const V& variant, const TensorView<const A, 3>& mix, const DecoderShape& shape)
       : attention_(variant),
         shape_(shape),
         positions_(static_cast<std::size_t>(checked_decoder_batch(shape))) {
@@ -119,34 +118,26 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   /// the executor has more slots than the decoder; nothing has changed then. What the feature map
   /// or the executor throws passes through: the decoder is unchanged, but y may have been written.
   template <Executor E>
-  void step(const E& executor, const std::type_identity_t<TensorView<const T, 4>>& q,
-            const std::type_identity_t<TensorView<const T, 4>>& k,
-            const std::type_identity_t<TensorView<const T, 4>>& v,
-            const std::type_identity_t<TensorView<T, 4>>& y) {
+  void step(const E& executor, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+            const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
     advance(executor, 0, shape_.batch, {q, k, v, y});
   }
   /// On the calling thread.
-  void step(const std::type_identity_t<TensorView<const T, 4>>& q,
-            const std::type_identity_t<TensorView<const T, 4>>& k,
-            const std::type_identity_t<TensorView<const T, 4>>& v,
-            const std::type_identity_t<TensorView<T, 4>>& y) {
+  void step(const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+            const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
     step(SerialExecutor{}, q, k, v, y);
   }
 
   /// The next tokens of one sequence: as step(), with a batch axis of 1.
   template <Executor E>
-  void prefill(const E& executor, Index sequence,
-               const std::type_identity_t<TensorView<const T, 4>>& q,
-               const std::type_identity_t<TensorView<const T, 4>>& k,
-               const std::type_identity_t<TensorView<const T, 4>>& v,
-               const std::type_identity_t<TensorView<T, 4>>& y) {
+  void prefill(const E& executor, Index sequence, const TensorView<const T, 4>& q,
+               const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+               const TensorView<T, 4>& y) {
     advance(executor, checked_sequence(shape_, sequence), 1, {q, k, v, y});
   }
   /// On the calling thread.
-  void prefill(Index sequence, const std::type_identity_t<TensorView<const T, 4>>& q,
-               const std::type_identity_t<TensorView<const T, 4>>& k,
-               const std::type_identity_t<TensorView<const T, 4>>& v,
-               const std::type_identity_t<TensorView<T, 4>>& y) {
+  void prefill(Index sequence, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+               const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
     prefill(SerialExecutor{}, sequence, q, k, v, y);
   }
 

@@ -363,7 +363,7 @@ TEST_CASE("cuda path: a kernel's time is that of what binds it", "[cuda]") {
   const auto microseconds = [&](const KernelCost& cost, bool in_cache) {
     return std::round(1e6 * cost.times(gpu, 1e14, in_cache).all() * 1000) / 1000;
   };
-  KernelCost cost{"", 10e6, 20e6, 30e6, 1e9, 0, 2};
+  KernelCost cost{10e6, 20e6, 30e6, 1e9, 0, 2};
   CHECK(cost.bytes() == 60e6);
   CHECK(microseconds(cost, false) == 2 + 30);  // 30 MB of memory, as 60 MB of L2
   CHECK(microseconds(cost, true) == 2 + 30);
@@ -373,7 +373,7 @@ TEST_CASE("cuda path: a kernel's time is that of what binds it", "[cuda]") {
   CHECK(microseconds({"", 10e6, 20e6, 30e6, 5e9, 70e6}, true) == 1 + 70);  // instructions
   cost.busy = 0.5;
   CHECK(microseconds(cost, true) == 2 + 60);
-  KernelCost alone{"", 10e6, 0, 0, 0, 36e6};
+  KernelCost alone{10e6, 0, 0, 0, 36e6};
   alone.alone = true;
   CHECK(microseconds(alone, true) == 1 + 50);
   cost.memory_share = 0.75;

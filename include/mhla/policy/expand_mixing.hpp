@@ -56,8 +56,7 @@ void expand(const M& mixing, const MixingLayout& layout, const TensorView<const 
 /// mhla::expand(attention, shape, mix_view, dense);
 /// \endcode
 template <AttentionVariant V, class A>
-void expand(const V& attention, const Shape& shape,
-            const std::type_identity_t<TensorView<const A, 3>>& mix,
+void expand(const V& attention, const Shape& shape, const InputView<A, 3>& mix,
             const TensorView<A, 3>& dense) {
   const Problem problem = checked_problem(attention, shape);
   require_extents(mix, "mix", shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks,

@@ -43,8 +43,8 @@ class Ones {
 /// Its blocks matter only to a rotation, for the grid, and to BlockCausal.
 /// \throws ShapeError if variant, operands, masks and y do not fit.
 template <AttentionVariant V, class Output, StorageScalar T = ElementOf<Output>>
-void linear_attention_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<T, 4> v,
-                              Output&& output, const TokenMasks& masks = {}) {
+void linear_attention_forward(const V& attention, InputView<T, 4> q, InputView<T, 4> k,
+                              InputView<T, 4> v, Output&& output, const TokenMasks& masks = {}) {
   mhla_forward(attention, q, k, v, Ones<V, T>(attention, q, k), view_of(output), masks);
 }
 
@@ -52,12 +52,12 @@ void linear_attention_forward(const V& attention, Operand<T, 4> q, Operand<T, 4>
 /// \throws ShapeError if variant, operands, masks, dy and gradients do not fit.
 template <AttentionVariant V, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
 requires StorageScalar<T>
-void linear_attention_backward(const V& attention, const Query& query, Operand<T, 4> k,
-                               Operand<T, 4> v, Operand<T, 4> dy,
+void linear_attention_backward(const V& attention, const Query& query, InputView<T, 4> k,
+                               InputView<T, 4> v, InputView<T, 4> dy,
                                const GradientViews<std::type_identity_t<T>>& gradients,
                                Update update = Update::overwrite, const TokenMasks& masks = {}) {
   require_no_mix(gradients);
-  const Operand<T, 4> q = view_of(query);
+  const InputView<T, 4> q = view_of(query);
   const Ones<V, T> mix(attention, q, k);
   write_gradients<false, V, T>(attention, {q, k, v, mix}, dy, gradients, update, masks);
 }
@@ -67,11 +67,11 @@ void linear_attention_backward(const V& attention, const Query& query, Operand<T
 /// \throws ShapeError if variant, operands, masks and weights do not fit.
 template <AttentionVariant V, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
 requires StorageScalar<T>
-void linear_attention_weights(const V& attention, const Query& query, Operand<T, 4> k, Index batch,
-                              Index head_index, Weights form,
+void linear_attention_weights(const V& attention, const Query& query, InputView<T, 4> k,
+                              Index batch, Index head_index, Weights form,
                               TensorView<Accumulator<std::type_identity_t<T>>, 2> weights,
                               const TokenMasks& masks = {}) {
-  const Operand<T, 4> q = view_of(query);
+  const InputView<T, 4> q = view_of(query);
   mhla_weights(attention, q, k, Ones<V, T>(attention, q, k), batch, head_index, form, weights,
                masks);
 }

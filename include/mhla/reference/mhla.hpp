@@ -254,8 +254,8 @@ void write_gradients(const V& attention, const OperandViews<T>& of,
 /// y = attention(q, k, v, mix).
 /// \throws ShapeError if variant, operands, masks and y do not fit.
 template <AttentionVariant V, class Output, StorageScalar T = ElementOf<Output>>
-void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<T, 4> v,
-                  Operand<Accumulator<T>, 3> mix, Output&& output, const TokenMasks& masks = {}) {
+void mhla_forward(const V& attention, InputView<T, 4> q, InputView<T, 4> k, InputView<T, 4> v,
+                  InputView<Accumulator<T>, 3> mix, Output&& output, const TokenMasks& masks = {}) {
   const TensorView<T, 4> y = view_of(output);
   using A = Accumulator<T>;
   const Shape shape = shape_of(q, k, v, mix);
@@ -274,8 +274,8 @@ void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<
 /// \throws ShapeError if variant, operands, masks, dy and gradients do not fit.
 template <AttentionVariant V, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
 requires StorageScalar<T>
-void mhla_backward(const V& attention, const Query& query, Operand<T, 4> k, Operand<T, 4> v,
-                   Operand<Accumulator<T>, 3> mix, Operand<T, 4> dy,
+void mhla_backward(const V& attention, const Query& query, InputView<T, 4> k, InputView<T, 4> v,
+                   InputView<Accumulator<T>, 3> mix, InputView<T, 4> dy,
                    const GradientViews<std::type_identity_t<T>>& gradients,
                    Update update = Update::overwrite, const TokenMasks& masks = {}) {
   write_gradients<true, V, T>(attention, {view_of(query), k, v, mix}, dy, gradients, update, masks);
@@ -286,11 +286,11 @@ void mhla_backward(const V& attention, const Query& query, Operand<T, 4> k, Oper
 /// \throws ShapeError if variant, operands, masks and weights do not fit.
 template <AttentionVariant V, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
 requires StorageScalar<T>
-void mhla_weights(const V& attention, const Query& query, Operand<T, 4> k,
-                  Operand<Accumulator<T>, 3> mix, Index batch, Index head_index, Weights form,
+void mhla_weights(const V& attention, const Query& query, InputView<T, 4> k,
+                  InputView<Accumulator<T>, 3> mix, Index batch, Index head_index, Weights form,
                   TensorView<Accumulator<std::type_identity_t<T>>, 2> weights,
                   const TokenMasks& masks = {}) {
-  const Operand<T, 4> q = view_of(query);
+  const InputView<T, 4> q = view_of(query);
   using A = Accumulator<T>;
   const Shape shape = shape_of(q, k, k, mix);
   const Problem problem = checked_mhla(attention, shape, masks);
