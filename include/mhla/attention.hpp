@@ -40,6 +40,7 @@
 /// Eigen, \ref mixing_matrix initial values of mix.
 #pragma once
 
+#include <mhla/core/config.hpp>
 #include <mhla/cpu/cpu_plan.hpp>
 #include <mhla/cpu/explain.hpp>
 #include <mhla/eigen/gradient_op.hpp>

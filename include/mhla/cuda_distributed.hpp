@@ -3,6 +3,7 @@
 /// A sequence divided over GPUs, by blocks or by heads, from a plain .cpp.
 #pragma once
 
+#include <mhla/core/config.hpp>
 #include <mhla/cuda/heads.hpp>
 #include <mhla/cuda/pipeline.hpp>
 #include <mhla/cuda/stages.hpp>

@@ -15,6 +15,7 @@
 /// state is that of two blocks' tokens and of `states` summaries for each of mix's heads.
 #pragma once
 
+#include <mhla/core/config.hpp>
 #include <mhla/cpu/decode_step.hpp>
 #include <mhla/policy/decoding_checks.hpp>
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
 #include <mutex>
 #include <system_error>

@@ -22,6 +22,7 @@
 /// forward pass or a decoder never does so silently.
 #pragma once
 
+#include <mhla/core/config.hpp>
 #include <mhla/core/overlap.hpp>
 #include <mhla/policy/variant.hpp>
 #include <utility>

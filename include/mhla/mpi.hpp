@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mhla/core/config.hpp>
 #include <mhla/distributed/communicator.hpp>
 #include <thread>
 #include <utility>

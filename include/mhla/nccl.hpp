@@ -7,6 +7,7 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <mhla/core/config.hpp>
 #include <mhla/distributed/communicator.hpp>
 #include <thread>
 #include <utility>

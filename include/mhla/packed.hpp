@@ -13,6 +13,7 @@
 /// contents.
 #pragma once
 
+#include <mhla/core/config.hpp>
 #include <mhla/cpu/pipeline.hpp>
 
 MHLA_NAMESPACE_BEGIN

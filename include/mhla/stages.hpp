@@ -71,6 +71,7 @@
 /// \endcode
 #pragma once
 
+#include <mhla/core/config.hpp>
 #include <mhla/cpu/stage_runs.hpp>
 #include <mhla/stages/basic_stages.hpp>
 

@@ -47,6 +47,7 @@
 /// | the same, of 512 blocks | 18 % | 5.9 % | 0.44 % | 0.0015 % |
 #pragma once
 
+#include <mhla/core/config.hpp>
 #include <mhla/mixing_fit/recurrent.hpp>
 #include <mhla/mixing_fit/separable.hpp>
 #include <mhla/policy/problem.hpp>

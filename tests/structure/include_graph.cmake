@@ -38,8 +38,10 @@ set(floors
   "cuda/chip  : cuda/device.hpp"
   "cuda/fused : cuda/chip cuda/device.hpp cuda/head_dims.hpp cuda/limits.hpp cuda/plan.hpp cuda/tables.hpp")
 
-# Lists of headers for users, where every line says what there is.
+# Lists of headers for users, where every line says what there is; and what a header at the top may
+# include again, since it says first, in few lines, which C++ is needed.
 set(lists mhla.hpp views.hpp cuda.hpp distributed.hpp)
+set(needed core/config.hpp)
 
 include("${CMAKE_CURRENT_LIST_DIR}/common.cmake")
 
@@ -143,7 +145,8 @@ function(find_brought header)
   list(REMOVE_DUPLICATES indirect)
   set_property(GLOBAL PROPERTY "brought_${header}" ${direct} ${indirect})
   foreach(target IN LISTS direct)
-    if(target IN_LIST indirect AND NOT header IN_LIST lists)
+    if(target IN_LIST indirect AND NOT header IN_LIST lists
+       AND NOT (target IN_LIST needed AND NOT header MATCHES "/"))
       set_property(GLOBAL APPEND PROPERTY idle "${header} includes ${target}: idle, another of its includes does")
     endif()
   endforeach()

@@ -42,23 +42,30 @@ struct MixingMatrices {
   bool is_new = false;  // none of our kernels runs between the one that fills them and this one
 };
 
-/// Asynchronously copies rows [first, end) of a part of a matrix into the same rows of a tile, and
-/// zeros into its other rows of [zeros_first, zeros_end) and after `cols` columns.
+/// Rows [begin, end) of a tile.
+struct RowsOfTile {
+  int begin;
+  int end;
+};
+
+/// Asynchronously copies some rows of a part of a matrix into the same rows of a tile, and zeros
+/// into the others of `written` and after `cols` columns.
 template <int Threads, class T, int Rows, int Cols>
 MHLA_DEVICE void copy_part(const Block& block, const Tile<Rows, Cols>& tile, const T* from,
-                           Index row_stride, int first, int end, int cols, int zeros_first,
-                           int zeros_end) {
+                           Index row_stride, const RowsOfTile& rows, int cols,
+                           const RowsOfTile& written) {
   constexpr int chunks = Tile<Rows, Cols>::chunks;
   static_assert(Threads % chunks == 0);
   constexpr int step = Threads / chunks;  // rows at once
   const int c = block.thread % chunks;
-  int row = zeros_first + block.thread / chunks;
+  int row = written.begin + block.thread / chunks;
   const bool is_inside = c * chunk_size < cols;
   const T* at = from + row * row_stride + c * chunk_size;
   Shared to = tile.begin + tile.chunk_offset(row, c);
   MHLA_DEVICE_UNROLL
   for (int n = 0; n < (Rows + step - 1) / step; ++n) {
-    if (row < zeros_end) machine::copy_chunk(to, at, is_inside && row >= first && row < end);
+    if (row < written.end)
+      machine::copy_chunk(to, at, is_inside && row >= rows.begin && row < rows.end);
     row += step;
     at += step * row_stride;
     to += tile.chunk_offset(step, 0);
@@ -151,8 +158,8 @@ struct MixBlocks {
                     item.first_col;
     // Products read full parts of 16 rows.
     for (int plane = 0; plane < Planes; ++plane, from += source.plane_stride)
-      copy_part<threads>(block, panel(stage, plane), from, source.row_stride, begin, end,
-                         work.width - item.first_col, begin / 16 * 16, (end + 15) / 16 * 16);
+      copy_part<threads>(block, panel(stage, plane), from, source.row_stride, {begin, end},
+                         work.width - item.first_col, {begin / 16 * 16, (end + 15) / 16 * 16});
   }
 
   /// 16 x 16 elements of the matrix, as operands of products.

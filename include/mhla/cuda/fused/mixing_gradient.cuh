@@ -111,8 +111,8 @@ struct MultiplyMixedSummaries {
     const int cols = left < step_cols ? static_cast<int>(left) : step_cols;
     for (int plane = 0; plane < Planes; ++plane)
       copy_part<threads>(block, factor(stage, which, plane),
-                         first + plane * rows.plane_stride + step * step_cols, rows.row_stride, 0,
-                         count, cols, 0, Side);
+                         first + plane * rows.plane_stride + step * step_cols, rows.row_stride,
+                         {0, count}, cols, {0, Side});
   }
 };
 

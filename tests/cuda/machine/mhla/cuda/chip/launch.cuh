@@ -9,6 +9,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/cuda/chip/device_memory.cuh>
 #include <mhla/cuda/device.hpp>
 #include <numeric>
 #include <type_traits>

@@ -42,6 +42,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/cuda/chip/device_memory.cuh>
 #include <mhla/cuda/chip/shared_layout.hpp>
 #include <mhla/cuda/device.hpp>
 #include <type_traits>
