@@ -196,7 +196,7 @@ void add_call(Agreement& agreement, const V& attention, const Shape& whole, cons
   add_policy("key_blocks", attention.key_blocks);
   agreement.add_hash("feature map, normalizer, rotation, mixing or scale",
                      [&](auto& hash) { fingerprint::add_values(hash, attention, compared); });
-  if constexpr (requires { attention.offsets; })
+  if constexpr (is_packed<V>)
     agreement.add_hash("list of offsets", [&](auto& hash) {
       for (const auto offset : attention.offsets) hash.add(static_cast<std::uint64_t>(offset));
     });

@@ -15,6 +15,9 @@ MHLA_NAMESPACE_BEGIN
 // Any Packed or Padded.
 template <class A>
 inline constexpr bool is_batch_layout = false;
+// Packed: a batch item holds more than one sequence.
+template <class A>
+inline constexpr bool is_packed = false;
 
 // What the two have in common: expressions hold them whole, as `Self`.
 template <class Self, class A>
@@ -144,6 +147,8 @@ template <class A, class Offset>
 inline constexpr bool is_batch_layout<Packed<A, Offset>> = true;
 template <class A>
 inline constexpr bool is_batch_layout<Padded<A>> = true;
+template <class A, class Offset>
+inline constexpr bool is_packed<Packed<A, Offset>> = true;
 template <class A, class Offset>
 inline constexpr bool is_attention<Packed<A, Offset>> = true;
 template <class A>

@@ -147,7 +147,7 @@ MHLA_ONCE_A_CALL void require_apart(Footprint& footprint, const V& attention,
                                     WorkspaceView workspace, Span<const std::byte> state) {
   if constexpr (borrows_projection<V>)
     footprint.reads(attention.feature_map.projection, "feature_map.projection");
-  if constexpr (requires { attention.offsets; })
+  if constexpr (is_packed<V>)
     footprint.reads_on_host(make_view(attention.offsets.data, attention.offsets.size), "offsets");
   const auto [query_mask, key_mask] = masks_of(attention);
   if (query_mask.data != nullptr) footprint.reads(query_mask, "masks.query");
