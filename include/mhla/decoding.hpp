@@ -38,8 +38,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   /// [.., blocks, columns], unless it is a single row, which leaves sequences without limit; with a
   /// rotation DecoderShape::max_tokens is needed then.
   /// \throws ShapeError if variant, mix and shape do not fit.
-  Decoder(const V& variant, const std::type_identity_t<TensorView<const A, 3>>& mix,
-          const DecoderShape& shape)
+  Decoder(const V& variant, const TensorView<const A, 3>& mix, const DecoderShape& shape)
       : attention_(variant),
         shape_(shape),
         positions_(static_cast<std::size_t>(checked_decoder_batch(shape))) {
@@ -55,7 +54,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
                 variant.blocks.block,
                 problem.feature_dim,
                 shape.value_dim,
-                mix.extent[0] == 1 ? (std::min)(Index{1}, group_size()) : group_size(),
+                problem.shape.matrices(),
                 normalized};
     if constexpr (recurrent) extents_.states = variant.mixing.states;
     allocate();
@@ -120,34 +119,26 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   /// the executor has more slots than the decoder; nothing has changed then. What the feature map
   /// or the executor throws passes through: the decoder is unchanged, but y may have been written.
   template <Executor E>
-  void step(const E& executor, const std::type_identity_t<TensorView<const T, 4>>& q,
-            const std::type_identity_t<TensorView<const T, 4>>& k,
-            const std::type_identity_t<TensorView<const T, 4>>& v,
-            const std::type_identity_t<TensorView<T, 4>>& y) {
+  void step(const E& executor, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+            const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
     advance(executor, 0, shape_.batch, {q, k, v, y});
   }
   /// On the calling thread.
-  void step(const std::type_identity_t<TensorView<const T, 4>>& q,
-            const std::type_identity_t<TensorView<const T, 4>>& k,
-            const std::type_identity_t<TensorView<const T, 4>>& v,
-            const std::type_identity_t<TensorView<T, 4>>& y) {
+  void step(const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+            const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
     step(SerialExecutor{}, q, k, v, y);
   }
 
   /// The next tokens of one sequence: as step(), with a batch axis of 1.
   template <Executor E>
-  void prefill(const E& executor, Index sequence,
-               const std::type_identity_t<TensorView<const T, 4>>& q,
-               const std::type_identity_t<TensorView<const T, 4>>& k,
-               const std::type_identity_t<TensorView<const T, 4>>& v,
-               const std::type_identity_t<TensorView<T, 4>>& y) {
+  void prefill(const E& executor, Index sequence, const TensorView<const T, 4>& q,
+               const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+               const TensorView<T, 4>& y) {
     advance(executor, checked_sequence(shape_, sequence), 1, {q, k, v, y});
   }
   /// On the calling thread.
-  void prefill(Index sequence, const std::type_identity_t<TensorView<const T, 4>>& q,
-               const std::type_identity_t<TensorView<const T, 4>>& k,
-               const std::type_identity_t<TensorView<const T, 4>>& v,
-               const std::type_identity_t<TensorView<T, 4>>& y) {
+  void prefill(Index sequence, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+               const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
     prefill(SerialExecutor{}, sequence, q, k, v, y);
   }
 
@@ -357,7 +348,16 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
           at / extents_.block_tokens, first,
           (std::min)({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
       undo(index).keep(extents_, unit(index), tile);
-      run_tile(TileRun(*this, index, tile, slot, first_sequence, done, at), x);
+      // Tokens [done, done + tile.tokens) of q, k, v and y, as a table of one run, whose positions
+      // count from the sequence's first token.
+      cpu::TokenRun run{done, tile.tokens, {0, 0, at}};
+      cpu::BlockTable table;
+      table.runs = {&run, 1};
+      table.places = slot.places;
+      for (Index t = 0; t < tile.tokens; ++t) slot.places[t] = done + t;
+      run_tile({tile, unit(index), slot, table, sequence, sequence - first_sequence,
+                index % shape_.kv_heads},
+               x);
       at += tile.tokens;
       done += tile.tokens;
     }
@@ -367,35 +367,16 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   }
   cpu::DecodeUndo<A>& undo(Index index) { return undos_[static_cast<std::size_t>(index)]; }
 
-  // One tile of one kv head at work: tokens [done, done + tile.tokens) of q, k, v and y, as a table
-  // of one run, whose positions count from the sequence's first token.
+  // One tile of one kv head at work.
   struct TileRun {
     const cpu::DecodeTile& tile;
     const cpu::DecodeUnit<A>& unit;
     const Slot& slot;
+    const cpu::BlockTable& table;  // of the tile's tokens alone
     Index sequence;
     Index item;
     Index kv_head;
-    cpu::TokenRun run{};
-    cpu::TokenTile tokens{};
-    cpu::BlockTable table{};
-
-    TileRun(const Decoder& of, Index index, const cpu::DecodeTile& next, const Slot& on,
-            Index first_sequence, Index done, Index position)
-        : tile(next),
-          unit(of.unit(index)),
-          slot(on),
-          sequence(index / of.shape_.kv_heads),
-          item(sequence - first_sequence),
-          kv_head(index % of.shape_.kv_heads),
-          run{done, tile.tokens, {0, 0, position}},
-          tokens{0, 1, 0, tile.tokens, 0} {
-      for (Index t = 0; t < tile.tokens; ++t) slot.places[t] = done + t;
-      table.runs = {&run, 1};
-      table.places = slot.places;
-    }
-    TileRun(const TileRun&) = delete;
-    TileRun& operator=(const TileRun&) = delete;
+    cpu::TokenTile tokens{0, 1, 0, tile.tokens, 0};
 
     cpu::Panel<A> panel(Span<A> memory, Index cols) const {
       return cpu::panel(memory.data, tile.tokens, cols);

@@ -379,8 +379,7 @@ void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
 /// `larger` is smaller or shares memory with mix or itself, or mix has no last row.
 template <WritableScalar T, int Rank>
 requires MixRank<Rank>
-void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
-            const TensorView<T, Rank>& larger, Extension extension) {
+void extend(const InputView<T, Rank>& mix, const TensorView<T, Rank>& larger, Extension extension) {
   require_enumerator("extend: extension", extension, Extension::last_row);
   const TensorView<const T, 3> known = mixing_matrix::with_heads(mix, "mix");
   const TensorView<T, 3> matrices = mixing_matrix::with_heads(larger, "larger");

@@ -235,8 +235,7 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
 /// \throws ShapeError, with nothing written, where mix, dense and the variant disagree.
 template <WritableScalar T, int Rank, StructuredVariant A>
 requires MixRank<Rank>
-double fit(const TensorView<T, Rank>& mix,
-           const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
+double fit(const TensorView<T, Rank>& mix, const InputView<T, Rank>& dense, const A& attention,
            const FitOptions& options = {}) {
   require_at_least("fit: sweeps", options.sweeps, 1);
   const TensorView<T, 3> parameters = mixing_matrix::destination(mix, "mix");
@@ -298,8 +297,7 @@ void project(const TensorView<T, Rank>& mix, const A& attention, const Projectio
 /// memory with mix or itself, or either does not have the columns of its states.
 template <WritableScalar T, int Rank, RecurrentVariant A>
 requires MixRank<Rank>
-void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
-            const TensorView<T, Rank>& larger, const A& attention) {
+void extend(const InputView<T, Rank>& mix, const TensorView<T, Rank>& larger, const A& attention) {
   const TensorView<const T, 3> known = mixing_matrix::with_heads(mix, "mix");
   const TensorView<T, 3> parameters = mixing_matrix::destination(larger, "larger");
   attention.mixing.require_valid();

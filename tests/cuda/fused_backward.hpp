@@ -363,7 +363,7 @@ class Backward {
     const Index i = e_.queries.table.mix_rows[block];
     for (Index of_keys = 0; of_keys < e_.keys.table.blocks; ++of_keys) {
       const Index b = e_.keys.table.mix_rows[of_keys];
-      const bool same_sequence = !cuda::is_packed<V> || block - i == of_keys - b;
+      const bool same_sequence = !mhla::is_packed<V> || block - i == of_keys - b;
       if (!same_sequence || (mhla::is_causal<V> && b + (own ? 1 : 0) > i)) continue;
       f(unit * e_.keys.table.blocks + of_keys, mixing_at(head, i, b));
     }

@@ -81,10 +81,10 @@ struct PairTraffic {
   }
   Index sequence_begin(bool of_queries, Index entry) const {
     const Index block = entry / table(of_queries).block_tokens;
-    return cuda::is_packed<V> ? block - table(of_queries).mix_rows[block] : 0;
+    return mhla::is_packed<V> ? block - table(of_queries).mix_rows[block] : 0;
   }
   bool sees(Index query, Index key) const {
-    if (cuda::is_packed<V> && sequence_begin(true, query) != sequence_begin(false, key))
+    if (mhla::is_packed<V> && sequence_begin(true, query) != sequence_begin(false, key))
       return false;
     if (sight_of<V> == Sight::past_tokens) return key <= query;
     return sight_of<V> == Sight::all ||

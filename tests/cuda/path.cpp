@@ -363,17 +363,17 @@ TEST_CASE("cuda path: a kernel's time is that of what binds it", "[cuda]") {
   const auto microseconds = [&](const KernelCost& cost, bool in_cache) {
     return std::round(1e6 * cost.times(gpu, 1e14, in_cache).all() * 1000) / 1000;
   };
-  KernelCost cost{"", 10e6, 20e6, 30e6, 1e9, 0, 2};
+  KernelCost cost{10e6, 20e6, 30e6, 1e9, 0, 2};
   CHECK(cost.bytes() == 60e6);
   CHECK(microseconds(cost, false) == 2 + 30);  // 30 MB of memory, as 60 MB of L2
   CHECK(microseconds(cost, true) == 2 + 30);
-  CHECK(microseconds({"", 10e6, 50e6, 0, 1e9}, false) == 1 + 60);          // memory
-  CHECK(microseconds({"", 10e6, 50e6, 0, 1e9}, true) == 1 + 30);           // L2
-  CHECK(microseconds({"", 10e6, 20e6, 30e6, 5e9}, true) == 1 + 50);        // products
-  CHECK(microseconds({"", 10e6, 20e6, 30e6, 5e9, 70e6}, true) == 1 + 70);  // instructions
+  CHECK(microseconds({10e6, 50e6, 0, 1e9}, false) == 1 + 60);          // memory
+  CHECK(microseconds({10e6, 50e6, 0, 1e9}, true) == 1 + 30);           // L2
+  CHECK(microseconds({10e6, 20e6, 30e6, 5e9}, true) == 1 + 50);        // products
+  CHECK(microseconds({10e6, 20e6, 30e6, 5e9, 70e6}, true) == 1 + 70);  // instructions
   cost.busy = 0.5;
   CHECK(microseconds(cost, true) == 2 + 60);
-  KernelCost alone{"", 10e6, 0, 0, 0, 36e6};
+  KernelCost alone{10e6, 0, 0, 0, 36e6};
   alone.alone = true;
   CHECK(microseconds(alone, true) == 1 + 50);
   cost.memory_share = 0.75;
@@ -382,13 +382,13 @@ TEST_CASE("cuda path: a kernel's time is that of what binds it", "[cuda]") {
   PathCost path;
   path.flops_per_second = 1e14;
   const auto bound = [&] { return std::string(path.bound(gpu)); };
-  path.add({"", 10e6});
+  path.add({10e6});
   CHECK(bound() == "bytes");
-  path.add({"", 0, 0, 0, 2e9});
+  path.add({0, 0, 0, 2e9});
   CHECK(bound() == "products");
-  path.add({"", 0, 0, 0, 0, 30e6});
+  path.add({0, 0, 0, 0, 30e6});
   CHECK(bound() == "instructions");
-  path.add({"", 0, 0, 0, 0, 0, 50});
+  path.add({0, 0, 0, 0, 0, 50});
   CHECK(bound() == "launches");
   CHECK(path.seconds(gpu) == Approx(1e-6 * (10 + 20 + 30 + 53)));
   CHECK(path.times(gpu).all() == Approx(1e-6 * (30 + 53)));

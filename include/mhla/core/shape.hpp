@@ -136,6 +136,15 @@ MHLA_ONCE_A_CALL void require_extents(const TensorView<T, 4>& view, const char* 
   require_extent(argument, "dim", view.extent[3], dim, rule);
 }
 
+// Throws unless `mix`, or its gradient, is [heads, rows, columns].
+template <class T>
+void require_extents(const TensorView<T, 3>& mix, const char* argument, Index heads, Index rows,
+                     Index columns, const char* rule) {
+  require_extent(argument, "heads", mix.extent[0], heads, rule);
+  require_extent(argument, "query blocks", mix.extent[1], rows, rule);
+  require_extent(argument, "key blocks", mix.extent[2], columns, rule);
+}
+
 // Throws unless tensors can have the extents of a shape.
 MHLA_ONCE_A_CALL inline void require_tensors(const Shape& shape) {
   const NamedExtent batch{"batch", shape.batch};

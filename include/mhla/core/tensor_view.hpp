@@ -106,6 +106,10 @@ struct TensorView {
   /// \endcond
 };
 
+/// What a call reads: T is not deduced from it, so that whatever converts to such a view does.
+template <class T, int Rank>
+using InputView = TensorView<const std::type_identity_t<T>, Rank>;
+
 /// A view of `data` in row-major order: the last axis is contiguous. Extents are checked by the
 /// calls that take the view, not here.
 /// \code

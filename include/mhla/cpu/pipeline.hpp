@@ -93,12 +93,10 @@ Index forward_state_size(const V& attention, const Shape& shape) {
 ///                     &state);
 /// \endcode
 template <AttentionVariant V, Executor E, StorageScalar T>
-void forward_into(const V& attention, const E& executor,
-                  const std::type_identity_t<TensorView<const T, 4>>& q,
-                  const std::type_identity_t<TensorView<const T, 4>>& k,
-                  const std::type_identity_t<TensorView<const T, 4>>& v,
-                  const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
-                  const TensorView<T, 4>& y, WorkspaceView workspace,
+void forward_into(const V& attention, const E& executor, const InputView<T, 4>& q,
+                  const InputView<T, 4>& k, const InputView<T, 4>& v,
+                  const InputView<Accumulator<T>, 3>& mix, const TensorView<T, 4>& y,
+                  WorkspaceView workspace,
                   std::type_identity_t<ForwardState<Accumulator<T>>*> save = nullptr) {
   cpu::checked_forward_into(attention, executor, OperandViews<T>{q, k, v, mix}, y,
                             {"mhla::forward_into", &workspace}, save);
@@ -106,12 +104,9 @@ void forward_into(const V& attention, const E& executor,
 
 /// In memory that is allocated for this call.
 template <AttentionVariant V, Executor E, StorageScalar T>
-void forward_into(const V& attention, const E& executor,
-                  const std::type_identity_t<TensorView<const T, 4>>& q,
-                  const std::type_identity_t<TensorView<const T, 4>>& k,
-                  const std::type_identity_t<TensorView<const T, 4>>& v,
-                  const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
-                  const TensorView<T, 4>& y) {
+void forward_into(const V& attention, const E& executor, const InputView<T, 4>& q,
+                  const InputView<T, 4>& k, const InputView<T, 4>& v,
+                  const InputView<Accumulator<T>, 3>& mix, const TensorView<T, 4>& y) {
   cpu::checked_forward_into(attention, executor, OperandViews<T>{q, k, v, mix}, y,
                             {"mhla::forward_into", nullptr}, nullptr);
 }
@@ -128,10 +123,8 @@ void forward_into(const V& attention, const E& executor,
 template <AttentionVariant V, Executor E, class Query, class T = std::remove_const_t<Query>>
 requires StorageScalar<T>
 void backward_into(const V& attention, const E& executor, const TensorView<Query, 4>& query,
-                   const std::type_identity_t<TensorView<const T, 4>>& k,
-                   const std::type_identity_t<TensorView<const T, 4>>& v,
-                   const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
-                   const std::type_identity_t<TensorView<const T, 4>>& dy,
+                   const InputView<T, 4>& k, const InputView<T, 4>& v,
+                   const InputView<Accumulator<T>, 3>& mix, const InputView<T, 4>& dy,
                    const std::type_identity_t<GradientViews<T>>& gradients, Update update,
                    WorkspaceView workspace,
                    std::type_identity_t<const ForwardState<Accumulator<T>>*> saved = nullptr) {
@@ -143,10 +136,8 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
 template <AttentionVariant V, Executor E, class Query, class T = std::remove_const_t<Query>>
 requires StorageScalar<T>
 void backward_into(const V& attention, const E& executor, const TensorView<Query, 4>& query,
-                   const std::type_identity_t<TensorView<const T, 4>>& k,
-                   const std::type_identity_t<TensorView<const T, 4>>& v,
-                   const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
-                   const std::type_identity_t<TensorView<const T, 4>>& dy,
+                   const InputView<T, 4>& k, const InputView<T, 4>& v,
+                   const InputView<Accumulator<T>, 3>& mix, const InputView<T, 4>& dy,
                    const std::type_identity_t<GradientViews<T>>& gradients,
                    Update update = Update::overwrite) {
   cpu::checked_backward_into(attention, executor, OperandViews<T>{query, k, v, mix}, dy, gradients,

@@ -107,12 +107,10 @@ Index forward_state_size(const V& attention, const Shape& shape, const CudaDevic
 /// WorkspaceError; CudaError for memory that CUDA does not know, and where a CUDA or cuBLAS call
 /// fails: see CudaDevice.
 template <AttentionVariant V, StorageScalar T>
-void forward_into(const V& attention, const CudaDevice& device,
-                  const std::type_identity_t<TensorView<const T, 4>>& q,
-                  const std::type_identity_t<TensorView<const T, 4>>& k,
-                  const std::type_identity_t<TensorView<const T, 4>>& v,
-                  const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
-                  const TensorView<T, 4>& y, WorkspaceView workspace,
+void forward_into(const V& attention, const CudaDevice& device, const InputView<T, 4>& q,
+                  const InputView<T, 4>& k, const InputView<T, 4>& v,
+                  const InputView<Accumulator<T>, 3>& mix, const TensorView<T, 4>& y,
+                  WorkspaceView workspace,
                   std::type_identity_t<CudaForwardState<Accumulator<T>>*> save = nullptr) {
   const OperandViews<T> operands{q, k, v, mix};
   const Problem problem = checked_problem(attention, operands.shape());
@@ -141,10 +139,8 @@ void forward_into(const V& attention, const CudaDevice& device,
 template <AttentionVariant V, class Query, class T = std::remove_const_t<Query>>
 requires StorageScalar<T>
 void backward_into(const V& attention, const CudaDevice& device, const TensorView<Query, 4>& q,
-                   const std::type_identity_t<TensorView<const T, 4>>& k,
-                   const std::type_identity_t<TensorView<const T, 4>>& v,
-                   const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
-                   const std::type_identity_t<TensorView<const T, 4>>& dy,
+                   const InputView<T, 4>& k, const InputView<T, 4>& v,
+                   const InputView<Accumulator<T>, 3>& mix, const InputView<T, 4>& dy,
                    const std::type_identity_t<GradientViews<T>>& gradients, Update update,
                    WorkspaceView workspace,
                    std::type_identity_t<const CudaForwardState<Accumulator<T>>*> saved = nullptr) {

@@ -46,14 +46,9 @@ struct Extents {
         first_row(problem.queries.first),
         first_column(problem.keys.first),
         layout(mixing_layout<V>(problem)) {
-    TensorView<const std::uint8_t, 2> query_mask;
-    TensorView<const std::uint8_t, 2> key_mask;
-    if constexpr (requires { attention.masks; }) {
-      query_mask = attention.masks.query;
-      key_mask = attention.masks.key;
-    }
+    const TokenMasks masks = masks_of(attention);
     queries = {block_table(arena, attention, problem.query_grid, problem.queries,
-                           problem.held_queries, query_mask),
+                           problem.held_queries, masks.query),
                items, problem.shape.kv_heads, problem.shape.group_size()};
     keys = queries;
     keys.group_size = 1;
@@ -61,8 +56,8 @@ struct Extents {
         is_causal_within_block<V> && problem.keys.count == 0;  // of queries in a stage
     if (problem.query_grid != problem.key_grid || (problem.keys != problem.queries && !own_keys))
       keys.table = block_table(arena, attention, problem.key_grid, problem.keys, problem.held_keys,
-                               key_mask);
-    keys.table.mask = key_mask;
+                               masks.key);
+    keys.table.mask = masks.key;
     for (int a = 0; a < 3; ++a)
       queries.table.origin[a] = keys.table.origin[a] = problem.grid_box().begin[a];
     if constexpr (is_structured<V>) {

@@ -65,7 +65,6 @@ struct Times {
 
 /// What a kernel moves, computes and issues. In double, which does not overflow.
 struct KernelCost {
-  const char* name = "";
   double tensor_bytes = 0;   ///< of q, k, v, y and their gradients, or of panels of them
   double summary_bytes = 0;  ///< of summaries and key sums, between kernels
   double cached_bytes = 0;   ///< of tables, and of what was read before: from L2
@@ -215,7 +214,7 @@ struct CallSize {
                                      problem.feature_dim, problem.grid_box(), strips)
                    .angles.size);
     const double coefficients = number(e.mixings()) * number(e.mixing_size());
-    KernelCost cost{"tables"};
+    KernelCost cost;
     cost.cached_bytes = 16 * entries + 8 * (angles + coefficients);
     cost.instructions = instructions_of_entry * (entries + angles + coefficients);
     if (is_structured<V>) cost.launches += is_causal_within_block<V> ? 2 : 1;  // coefficients

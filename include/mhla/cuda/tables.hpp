@@ -76,12 +76,6 @@ void for_each_sequence(const Packed<A, Offset>& packed, const Grid& grid, F&& f)
   }
 }
 
-/// Whether a batch item holds more than one sequence.
-template <class V>
-inline constexpr bool is_packed = requires(const V& variant) {
-  variant.offsets;
-};
-
 /// Takes the table's memory from the arena.
 template <AttentionVariant V>
 BlockTable block_table(Arena& arena, const V& attention, const Grid& grid, const BlockRange& range,

@@ -27,10 +27,8 @@ namespace diagnostics {
 /// `normalize_rows`. Quadratic in the tokens, in time and memory.
 /// \throws ShapeError if shapes do not fit.
 template <AttentionVariant V, class Element, class T = std::remove_const_t<Element>>
-void attention_matrix(const V& attention, const TensorView<Element, 4>& q,
-                      const TensorView<const std::type_identity_t<T>, 4>& k,
-                      const TensorView<const Accumulator<std::type_identity_t<T>>, 3>& mix,
-                      Index batch, Index head,
+void attention_matrix(const V& attention, const TensorView<Element, 4>& q, const InputView<T, 4>& k,
+                      const InputView<Accumulator<T>, 3>& mix, Index batch, Index head,
                       const TensorView<Accumulator<std::type_identity_t<T>>, 2>& weights) {
   reference::mhla_weights(attention, q, k, mix, batch, head, reference::Weights::unnormalized,
                           weights);

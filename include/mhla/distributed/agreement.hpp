@@ -187,7 +187,7 @@ void add_call(Agreement& agreement, const V& attention, const Shape& whole, cons
   add_policy("key_blocks", attention.key_blocks);
   agreement.add_hash("feature map, normalizer, rotation, mixing or scale",
                      [&](auto& hash) { fingerprint::add_values(hash, attention, compared); });
-  if constexpr (requires { attention.offsets; })
+  if constexpr (is_packed<V>)
     agreement.add_hash("list of offsets", [&](auto& hash) {
       for (const auto offset : attention.offsets) hash.add(static_cast<std::uint64_t>(offset));
     });
@@ -207,10 +207,8 @@ void require_local(const Shape& local, const OperandViews<T>& x) {
   require_extents(x.q, "q", local.batch, local.heads, local.query_tokens, local.key_dim, rule);
   require_extents(x.k, "k", local.batch, local.kv_heads, local.key_tokens, local.key_dim, rule);
   require_extents(x.v, "v", local.batch, local.kv_heads, local.key_tokens, local.value_dim, rule);
-  constexpr const char* all_of_mix = "every rank has all of mix";
-  require_extent("mix", "heads", x.mix.extent[0], local.mix_heads, all_of_mix);
-  require_extent("mix", "query blocks", x.mix.extent[1], local.mix_query_blocks, all_of_mix);
-  require_extent("mix", "key blocks", x.mix.extent[2], local.mix_key_blocks, all_of_mix);
+  require_extents(x.mix, "mix", local.mix_heads, local.mix_query_blocks, local.mix_key_blocks,
+                  "every rank has all of mix");
 }
 
 MHLA_NAMESPACE_END

@@ -15,6 +15,9 @@ MHLA_NAMESPACE_BEGIN
 // Any Packed or Padded.
 template <class A>
 inline constexpr bool is_batch_layout = false;
+// Packed: a batch item holds more than one sequence.
+template <class A>
+inline constexpr bool is_packed = false;
 
 // What the two have in common: expressions hold them whole, as `Self`.
 template <class Self, class A>
@@ -124,6 +127,13 @@ struct Padded : BatchLayout<Padded<A>, A> {
 };
 
 /// \cond INTERNAL
+// A variant's masks, which keep every token unless it is padded.
+template <class A>
+TokenMasks masks_of(const A& attention) {
+  if constexpr (requires { attention.masks; }) return attention.masks;
+  return {};
+}
+
 template <class A, class Offset>
 requires(!AttentionVariant<A>) struct Packed<A, Offset> : NoVariantOfTensors<A, float> {
   using NoVariantOfTensors<A, float>::NoVariantOfTensors;
@@ -137,6 +147,8 @@ template <class A, class Offset>
 inline constexpr bool is_batch_layout<Packed<A, Offset>> = true;
 template <class A>
 inline constexpr bool is_batch_layout<Padded<A>> = true;
+template <class A, class Offset>
+inline constexpr bool is_packed<Packed<A, Offset>> = true;
 template <class A, class Offset>
 inline constexpr bool is_attention<Packed<A, Offset>> = true;
 template <class A>

@@ -117,7 +117,7 @@ auto query_list(const Packed<V, Offset>& packed, const Problem& problem) {
 /// Its key blocks.
 template <AttentionVariant V>
 auto key_list(const V& attention, const Problem& problem) {
-  if constexpr (requires { attention.offsets; })
+  if constexpr (is_packed<V>)
     return query_list(attention, problem);
   else
     return GridBlocks{problem.key_grid};

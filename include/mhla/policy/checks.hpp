@@ -147,13 +147,11 @@ MHLA_ONCE_A_CALL void require_apart(Footprint& footprint, const V& attention,
                                     WorkspaceView workspace, Span<const std::byte> state) {
   if constexpr (borrows_projection<V>)
     footprint.reads(attention.feature_map.projection, "feature_map.projection");
-  if constexpr (requires { attention.offsets; })
+  if constexpr (is_packed<V>)
     footprint.reads_on_host(make_view(attention.offsets.data, attention.offsets.size), "offsets");
-  if constexpr (requires { attention.masks; }) {  // of which one without data keeps every token
-    const auto& [query, key] = attention.masks;
-    if (query.data != nullptr) footprint.reads(query, "masks.query");
-    if (key.data != nullptr) footprint.reads(key, "masks.key");
-  }
+  const auto [query_mask, key_mask] = masks_of(attention);
+  if (query_mask.data != nullptr) footprint.reads(query_mask, "masks.query");
+  if (key_mask.data != nullptr) footprint.reads(key_mask, "masks.key");
   footprint.require_results();
   footprint.require_scratch(workspace, "workspace");
   footprint.require_scratch(state, "state");
@@ -193,12 +191,9 @@ MHLA_ONCE_A_CALL Footprint checked_gradients(const Shape& shape,
   add(gradients.value, "dv", shape.kv_heads, shape.key_tokens, shape.value_dim,
       "dv has the shape of v");
   if (gradients.mix.wanted) {
-    const auto& dmix = gradients.mix.view;
-    constexpr const char* rule = "dmix has the shape of mix";
-    require_extent("dmix", "heads", dmix.extent[0], shape.mix_heads, rule);
-    require_extent("dmix", "query blocks", dmix.extent[1], shape.mix_query_blocks, rule);
-    require_extent("dmix", "key blocks", dmix.extent[2], shape.mix_key_blocks, rule);
-    footprint.writes(dmix, "dmix");
+    require_extents(gradients.mix.view, "dmix", shape.mix_heads, shape.mix_query_blocks,
+                    shape.mix_key_blocks, "dmix has the shape of mix");
+    footprint.writes(gradients.mix.view, "dmix");
   }
   return footprint;
 }

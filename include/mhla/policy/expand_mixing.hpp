@@ -56,18 +56,13 @@ void expand(const M& mixing, const MixingLayout& layout, const TensorView<const 
 /// mhla::expand(attention, shape, mix_view, dense);
 /// \endcode
 template <AttentionVariant V, class A>
-void expand(const V& attention, const Shape& shape,
-            const std::type_identity_t<TensorView<const A, 3>>& mix,
+void expand(const V& attention, const Shape& shape, const InputView<A, 3>& mix,
             const TensorView<A, 3>& dense) {
   const Problem problem = checked_problem(attention, shape);
-  const char* rule_of_mix = "mix has the extents that `shape` says";
-  require_extent("mix", "heads", mix.extent[0], shape.mix_heads, rule_of_mix);
-  require_extent("mix", "query blocks", mix.extent[1], shape.mix_query_blocks, rule_of_mix);
-  require_extent("mix", "key blocks", mix.extent[2], shape.mix_key_blocks, rule_of_mix);
-  const char* rule = "dense has a matrix [query blocks, key blocks] for each of mix's";
-  require_extent("dense", "heads", dense.extent[0], shape.mix_heads, rule);
-  require_extent("dense", "query blocks", dense.extent[1], problem.query_blocks, rule);
-  require_extent("dense", "key blocks", dense.extent[2], problem.key_blocks, rule);
+  require_extents(mix, "mix", shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks,
+                  "mix has the extents that `shape` says");
+  require_extents(dense, "dense", shape.mix_heads, problem.query_blocks, problem.key_blocks,
+                  "dense has a matrix [query blocks, key blocks] for each of mix's");
   if (!is_injective(dense) || share_memory(dense, mix))
     throw ShapeError(
         "mhla: dense: shares memory with mix, or with itself; a destination needs elements of its "

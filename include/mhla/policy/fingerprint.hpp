@@ -150,7 +150,7 @@ MHLA_ONCE_A_CALL std::uint64_t fingerprint_of(const V& attention, const Problem&
   add(hash, attention.precision);
   add(hash, attention.path);
   fingerprint::add_values(hash, attention, borrowed);
-  if constexpr (requires { attention.offsets; })
+  if constexpr (is_packed<V>)
     for (const auto offset : attention.offsets) hash.add(static_cast<std::uint64_t>(offset));
   if constexpr (requires { attention.masks; })
     fingerprint::add_masks(hash, attention.masks, problem.shape, borrowed);

@@ -85,7 +85,7 @@ MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape,
   if constexpr (is_structured<A>) {
     attention.mixing.require_parameters(layout, shape.mix_query_blocks, shape.mix_key_blocks);
   } else {
-    constexpr bool any_length = is_causal<A> || requires { attention.offsets; };
+    constexpr bool any_length = is_causal<A> || is_packed<A>;
     attention.mixing.require_parameters(layout, shape.mix_query_blocks, shape.mix_key_blocks,
                                         any_length);
   }

@@ -4,8 +4,9 @@
 // allocating, and sharing no code with the backends it judges.
 #pragma once
 
-#include <mhla/reference/linear_attention.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/reference/mixing.hpp>
+#include <mhla/reference/token_features.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -32,19 +33,48 @@ namespace reference {
 /// \{
 
 /// \cond INTERNAL
-// A head whose weights, and products in the denominator, have factors m.
+// The block of every token.
+inline std::vector<Index> blocks_of(const Grid& grid) {
+  std::vector<Index> blocks;
+  for (Index t = 0; t < grid.num_tokens(); ++t) blocks.push_back(grid.block_of(t));
+  return blocks;
+}
+
+// Everything the weights of one (batch, head) depend on.
 template <AttentionVariant V, class A>
-struct MhlaHead : LinearHead<V, A> {
-  using LinearHead<V, A>::key_block;
-  using LinearHead<V, A>::query_block;
-  using LinearHead<V, A>::sees;
+struct MhlaHead {
+  static constexpr bool normalized = !std::is_same_v<typename V::NormalizerType, Unnormalized>;
 
+  const V& attention;
+  const Problem& problem;
+  const TokenMasks& masks;
+  Index batch;
+  Matrix<A> q;
+  Matrix<A> k;
   Matrix<A> m;
+  TokenFeatures<A> query = token_features(attention, problem.query_grid, q);
+  TokenFeatures<A> key = token_features(attention, problem.key_grid, k);
+  std::vector<Index> query_blocks = blocks_of(problem.query_grid);
+  std::vector<Index> key_blocks = blocks_of(problem.key_grid);
 
+  Index query_block(Index t) const { return query_blocks[static_cast<std::size_t>(t)]; }
+  Index key_block(Index j) const { return key_blocks[static_cast<std::size_t>(j)]; }
+  A scale() const { return static_cast<A>(attention.scale); }
   A mix(Index t, Index j) const { return m(query_block(t), key_block(j)); }
 
+  /// Whether query t sees key j.
+  bool sees(Index t, Index j) const {
+    using Causality = typename V::CausalityType;
+    if (!masks.takes_query(batch, t) || !masks.takes_key(batch, j)) return false;
+    if constexpr (std::is_same_v<Causality, Causal>) return j <= t;
+    if constexpr (std::is_same_v<Causality, BlockCausal>) return key_block(j) <= query_block(t);
+    return true;
+  }
+
   /// s (R phi(q_t)) . (R phi(k_j)), which mix multiplies in the numerator.
-  A score(Index t, Index j) const { return LinearHead<V, A>::weight(t, j); }
+  A score(Index t, Index j) const {
+    return scale() * inner_product<A>(query.rotated.row_of(t), key.rotated.row_of(j));
+  }
 
   A weight(Index t, Index j) const { return mix(t, j) * score(t, j); }
 
@@ -52,7 +82,7 @@ struct MhlaHead : LinearHead<V, A> {
   /// blocks have one size, at t's offset in j's block.
   Index normalizing_query(Index t, Index j) const {
     if constexpr (std::is_same_v<typename V::NormalizerType, MixedProduct>) {
-      const Grid& grid = this->problem.key_grid;
+      const Grid& grid = problem.key_grid;
       Index u = 0;
       for (int axis = 0; axis < 3; ++axis)
         u = u * grid.extent[axis] + grid.block_begin(key_block(j), axis) +
@@ -65,21 +95,44 @@ struct MhlaHead : LinearHead<V, A> {
 
   /// s phi(q_u) . phi(k_j), which mix multiplies in the denominator.
   A normalizing_score(Index t, Index j) const {
-    return this->scale() * inner_product<A>(this->query.plain.row_of(normalizing_query(t, j)),
-                                            this->key.plain.row_of(j));
+    return scale() *
+           inner_product<A>(query.plain.row_of(normalizing_query(t, j)), key.plain.row_of(j));
   }
 
   A denominator(Index t) const {
-    if constexpr (LinearHead<V, A>::normalized) {
+    if constexpr (normalized) {
       A den = A(0);
-      for (Index j = 0; j < this->k.rows(); ++j)
+      for (Index j = 0; j < k.rows(); ++j)
         if (sees(t, j)) den += mix(t, j) * normalizing_score(t, j);
-      return den + static_cast<A>(this->attention.normalizer.epsilon);
+      return den + static_cast<A>(attention.normalizer.epsilon);
     } else {
       return A(1);
     }
   }
 };
+
+// y of one head.
+template <class Head, class A, class T>
+void write_output(const Head& head, const Matrix<A>& values, const TensorView<T, 4>& y, Index h) {
+  Matrix<A> num(head.q.rows(), values.columns());
+  for (Index t = 0; t < num.rows(); ++t) {
+    for (Index j = 0; j < values.rows(); ++j)
+      if (head.sees(t, j)) add_scaled<A>(head.weight(t, j), values.row_of(j), num.row_of(t));
+    const A den = head.denominator(t);
+    for (Index c = 0; c < num.columns(); ++c)
+      store(y(head.batch, h, t, c), den == A(0) ? A(0) : num(t, c) / den);
+  }
+}
+
+// The attention matrix of one head.
+template <class Head, class A>
+void write_weights(const Head& head, Weights form, const TensorView<A, 2>& weights) {
+  for (Index t = 0; t < head.q.rows(); ++t) {
+    const A den = form == Weights::normalized ? head.denominator(t) : A(1);
+    for (Index j = 0; j < head.k.rows(); ++j)
+      weights(t, j) = den == A(0) || !head.sees(t, j) ? A(0) : head.weight(t, j) / den;
+  }
+}
 
 // The checked problem of a call; throws ShapeError if variant, operands and masks do not fit.
 template <AttentionVariant V>
@@ -106,8 +159,9 @@ struct MhlaGradients {
   Matrix<A> mix;
 };
 
-// Adds what the output of query t has to the gradients; value_row(j) is dv_j.
-template <class Head, class A, class GradOutput, class ValueRow>
+// Adds what the output of query t has to the gradients; value_row(j) is dv_j. Without `mixes` every
+// entry of m is 1, and products are rounded in the order of linear attention's formula.
+template <bool mixes, class Head, class A, class GradOutput, class ValueRow>
 void add_token_gradient(const Head& head, Index t, const Matrix<A>& values,
                         const GradOutput& grad_out, MhlaGradients<A>& sums,
                         const ValueRow& value_row) {
@@ -136,7 +190,8 @@ void add_token_gradient(const Head& head, Index t, const Matrix<A>& values,
     for (Index j = 0; j < values.rows(); ++j) {
       if (!head.sees(t, j)) continue;
       const Index u = head.normalizing_query(t, j);
-      const A dscore = head.scale() * head.mix(t, j) * dden;
+      const A dscore =
+          mixes ? head.scale() * head.mix(t, j) * dden : head.scale() * -dy_dot_y / den;
       sums.mix(head.query_block(t), head.key_block(j)) += head.normalizing_score(t, j) * dden;
       add_scaled<A>(dscore, head.key.plain.row_of(j), sums.query.plain.row_of(u));
       add_scaled<A>(dscore, head.query.plain.row_of(u), sums.key.plain.row_of(j));
@@ -144,13 +199,63 @@ void add_token_gradient(const Head& head, Index t, const Matrix<A>& values,
   }
 }
 
+// Adds the gradients of a head's q and k that follow from those of its features.
+template <class Head, class A, class T>
+void add_input_gradients(const Head& head, TokenFeatures<A>& dq, TokenFeatures<A>& dk, Index h,
+                         Index kv_head, GradientSums<T>& sums) {
+  for (Index t = 0; t < head.q.rows(); ++t)
+    if (head.masks.takes_query(head.batch, t))
+      add_input_gradient(head.attention, head.problem.query_grid, t, head.q, dq,
+                         sums.query.row_of(head.batch, h, t));
+  for (Index j = 0; j < head.k.rows(); ++j)
+    if (head.masks.takes_key(head.batch, j))
+      add_input_gradient(head.attention, head.problem.key_grid, j, head.k, dk,
+                         sums.key.row_of(head.batch, kv_head, j));
+}
+
+template <bool mixes, AttentionVariant V, class T>
+void write_gradients(const V& attention, const OperandViews<T>& of,
+                     const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                     Update update, const TokenMasks& masks) {
+  using A = Accumulator<T>;
+  const Shape shape = of.shape();
+  const Problem problem = checked_mhla(attention, shape, masks);
+  require_output_fit(dy, "dy", shape);
+  checked_gradients(shape, gradients);
+
+  GradientSums<T> sums(shape);
+  GradientSum<A, 3> grad_mix(shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks);
+  for_each_head(shape, [&](Index n, Index h, Index kv_head) {
+    const TensorView<const A, 2> mix_of_head = matrix_view(of.mix, shape.mix_of(n, h));
+    const Matrix<A> values = head_of(of.v, n, kv_head);
+    const Matrix<A> grad_out = head_of(dy, n, h);
+    const MhlaHead<V, A> head{attention,
+                              problem,
+                              masks,
+                              n,
+                              head_of(of.q, n, h),
+                              head_of(of.k, n, kv_head),
+                              mixing_matrix(attention, problem, mix_of_head)};
+    MhlaGradients<A> grad{zero_features<A>(shape.query_tokens, problem.feature_dim),
+                          zero_features<A>(shape.key_tokens, problem.feature_dim),
+                          Matrix<A>(problem.query_blocks, problem.key_blocks)};
+    for (Index t = 0; t < shape.query_tokens; ++t)
+      add_token_gradient<mixes>(head, t, values, grad_out.row_of(t), grad,
+                                [&](Index j) { return sums.value.row_of(n, kv_head, j); });
+    add_mixing_gradient(attention, problem, mix_of_head, grad.mix,
+                        matrix_view(grad_mix.view(), shape.mix_of(n, h)));
+    add_input_gradients(head, grad.query, grad.key, h, kv_head, sums);
+  });
+  sums.write_to(gradients, update);
+  grad_mix.write_to(gradients.mix, update);
+}
 /// \endcond
 
 /// y = attention(q, k, v, mix).
 /// \throws ShapeError if variant, operands, masks and y do not fit.
 template <AttentionVariant V, class Output, StorageScalar T = ElementOf<Output>>
-void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<T, 4> v,
-                  Operand<Accumulator<T>, 3> mix, Output&& output, const TokenMasks& masks = {}) {
+void mhla_forward(const V& attention, InputView<T, 4> q, InputView<T, 4> k, InputView<T, 4> v,
+                  InputView<Accumulator<T>, 3> mix, Output&& output, const TokenMasks& masks = {}) {
   const TensorView<T, 4> y = view_of(output);
   using A = Accumulator<T>;
   const Shape shape = shape_of(q, k, v, mix);
@@ -159,7 +264,7 @@ void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<
 
   for_each_head(shape, [&](Index n, Index h, Index kv_head) {
     write_output(
-        MhlaHead<V, A>{{attention, problem, masks, n, head_of(q, n, h), head_of(k, n, kv_head)},
+        MhlaHead<V, A>{attention, problem, masks, n, head_of(q, n, h), head_of(k, n, kv_head),
                        mixing_matrix(attention, problem, matrix_view(mix, shape.mix_of(n, h)))},
         head_of(v, n, kv_head), y, h);
   });
@@ -169,38 +274,11 @@ void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<
 /// \throws ShapeError if variant, operands, masks, dy and gradients do not fit.
 template <AttentionVariant V, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
 requires StorageScalar<T>
-void mhla_backward(const V& attention, const Query& query, Operand<T, 4> k, Operand<T, 4> v,
-                   Operand<Accumulator<T>, 3> mix, Operand<T, 4> dy,
+void mhla_backward(const V& attention, const Query& query, InputView<T, 4> k, InputView<T, 4> v,
+                   InputView<Accumulator<T>, 3> mix, InputView<T, 4> dy,
                    const GradientViews<std::type_identity_t<T>>& gradients,
                    Update update = Update::overwrite, const TokenMasks& masks = {}) {
-  const Operand<T, 4> q = view_of(query);
-  using A = Accumulator<T>;
-  const Shape shape = shape_of(q, k, v, mix);
-  const Problem problem = checked_mhla(attention, shape, masks);
-  require_output_fit(dy, "dy", shape);
-  checked_gradients(shape, gradients);
-
-  GradientSums<T> sums(shape);
-  GradientSum<A, 3> grad_mix(shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks);
-  for_each_head(shape, [&](Index n, Index h, Index kv_head) {
-    const TensorView<const A, 2> mix_of_head = matrix_view(mix, shape.mix_of(n, h));
-    const Matrix<A> values = head_of(v, n, kv_head);
-    const Matrix<A> grad_out = head_of(dy, n, h);
-    const MhlaHead<V, A> head{
-        {attention, problem, masks, n, head_of<T>(q, n, h), head_of(k, n, kv_head)},
-        mixing_matrix(attention, problem, mix_of_head)};
-    MhlaGradients<A> grad{zero_features<A>(shape.query_tokens, problem.feature_dim),
-                          zero_features<A>(shape.key_tokens, problem.feature_dim),
-                          Matrix<A>(problem.query_blocks, problem.key_blocks)};
-    for (Index t = 0; t < shape.query_tokens; ++t)
-      add_token_gradient(head, t, values, grad_out.row_of(t), grad,
-                         [&](Index j) { return sums.value.row_of(n, kv_head, j); });
-    add_mixing_gradient(attention, problem, mix_of_head, grad.mix,
-                        matrix_view(grad_mix.view(), shape.mix_of(n, h)));
-    add_input_gradients(head, grad.query, grad.key, h, kv_head, sums);
-  });
-  sums.write_to(gradients, update);
-  grad_mix.write_to(gradients.mix, update);
+  write_gradients<true, V, T>(attention, {view_of(query), k, v, mix}, dy, gradients, update, masks);
 }
 
 /// The attention matrix of one batch item and head: weights [query tokens, key tokens]; if
@@ -208,17 +286,17 @@ void mhla_backward(const V& attention, const Query& query, Operand<T, 4> k, Oper
 /// \throws ShapeError if variant, operands, masks and weights do not fit.
 template <AttentionVariant V, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
 requires StorageScalar<T>
-void mhla_weights(const V& attention, const Query& query, Operand<T, 4> k,
-                  Operand<Accumulator<T>, 3> mix, Index batch, Index head_index, Weights form,
+void mhla_weights(const V& attention, const Query& query, InputView<T, 4> k,
+                  InputView<Accumulator<T>, 3> mix, Index batch, Index head_index, Weights form,
                   TensorView<Accumulator<std::type_identity_t<T>>, 2> weights,
                   const TokenMasks& masks = {}) {
-  const Operand<T, 4> q = view_of(query);
+  const InputView<T, 4> q = view_of(query);
   using A = Accumulator<T>;
   const Shape shape = shape_of(q, k, k, mix);
   const Problem problem = checked_mhla(attention, shape, masks);
   require_weights_fit(weights, shape, batch, head_index);
-  write_weights(MhlaHead<V, A>{{attention, problem, masks, batch, head_of<T>(q, batch, head_index),
-                                head_of(k, batch, head_index / shape.group_size())},
+  write_weights(MhlaHead<V, A>{attention, problem, masks, batch, head_of<T>(q, batch, head_index),
+                               head_of(k, batch, head_index / shape.group_size()),
                                mixing_matrix(attention, problem,
                                              matrix_view(mix, shape.mix_of(batch, head_index)))},
                 form, weights);

@@ -79,8 +79,8 @@ Matrix<A> softmax_matrix(const SoftmaxAttention<C>& attention, const TokenMasks&
 /// tokens, key_dim] and v [batch, kv_heads, key tokens, value_dim].
 /// \throws ShapeError if operands, masks and y do not fit.
 template <class C, class Output, StorageScalar T = ElementOf<Output>>
-void softmax_attention_forward(const SoftmaxAttention<C>& attention, Operand<T, 4> q,
-                               Operand<T, 4> k, Operand<T, 4> v, Output&& output,
+void softmax_attention_forward(const SoftmaxAttention<C>& attention, InputView<T, 4> q,
+                               InputView<T, 4> k, InputView<T, 4> v, Output&& output,
                                const TokenMasks& masks = {}) {
   const TensorView<T, 4> y = view_of(output);
   using A = Accumulator<T>;
@@ -105,10 +105,10 @@ void softmax_attention_forward(const SoftmaxAttention<C>& attention, Operand<T, 
 template <class C, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
 requires StorageScalar<T>
 void softmax_attention_backward(const SoftmaxAttention<C>& attention, const Query& query,
-                                Operand<T, 4> k, Operand<T, 4> v, Operand<T, 4> dy,
+                                InputView<T, 4> k, InputView<T, 4> v, InputView<T, 4> dy,
                                 const GradientViews<std::type_identity_t<T>>& gradients,
                                 Update update = Update::overwrite, const TokenMasks& masks = {}) {
-  const Operand<T, 4> q = view_of(query);
+  const InputView<T, 4> q = view_of(query);
   using A = Accumulator<T>;
   const Shape shape = checked_softmax<C, T>(attention, q, k, v, masks);
   require_output_fit(dy, "dy", shape);
@@ -148,10 +148,10 @@ void softmax_attention_backward(const SoftmaxAttention<C>& attention, const Quer
 template <class C, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
 requires StorageScalar<T>
 void softmax_attention_weights(const SoftmaxAttention<C>& attention, const Query& query,
-                               Operand<T, 4> k, Index batch, Index head,
+                               InputView<T, 4> k, Index batch, Index head,
                                TensorView<Accumulator<std::type_identity_t<T>>, 2> weights,
                                const TokenMasks& masks = {}) {
-  const Operand<T, 4> q = view_of(query);
+  const InputView<T, 4> q = view_of(query);
   using A = Accumulator<T>;
   const Shape shape = checked_softmax<C, T>(attention, q, k, k, masks);
   require_weights_fit(weights, shape, batch, head);

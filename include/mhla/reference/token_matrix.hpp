@@ -39,13 +39,6 @@ void explain_oracle() {
                 "tensors are views or HostTensors of one scalar, mix of the type that it is "
                 "accumulated in, results not const");
 }
-/// \endcond
-
-/// An operand of storage type T; T is not deduced from it, so that views of T convert.
-template <class T, int Rank>
-using Operand = TensorView<const std::type_identity_t<T>, Rank>;
-
-/// \cond INTERNAL
 // A matrix with its own memory, initially zero.
 template <class A>
 class Matrix {

@@ -320,13 +320,11 @@ class StageViews {
 
   template <class X>
   void require_view(const char* name, stages::Holds, const TensorView<X, 3>& mix) const {
-    constexpr const char* rule = "a stage's mix has the rows and columns of its blocks";
     const Shape& shape = of_.problem_.shape;
-    require_extent(name, "heads", mix.extent[0], shape.mix_heads, rule);
-    require_extent(name, "query blocks", mix.extent[1], of_.mix_rows(blocks_).count, rule);
-    require_extent(
-        name, "key blocks", mix.extent[2],
-        stage_ == Stage::mix_gradient ? of_.mix_columns(keys_).count : shape.mix_key_blocks, rule);
+    require_extents(
+        mix, name, shape.mix_heads, of_.mix_rows(blocks_).count,
+        stage_ == Stage::mix_gradient ? of_.mix_columns(keys_).count : shape.mix_key_blocks,
+        "a stage's mix has the rows and columns of its blocks");
   }
 
   // A row for each block, or for each state.

@@ -133,8 +133,7 @@ Comparison<Rank> compare(const TensorView<T, Rank>& actual, const TensorView<U, 
 /// Whether two tensors have the same bits: 0 and -0 differ, equal NaNs are equal.
 /// \throws ShapeError if extents differ.
 template <class T, int Rank>
-bool bitwise_equal(const TensorView<T, Rank>& a,
-                   const std::type_identity_t<TensorView<const T, Rank>>& b) {
+bool bitwise_equal(const TensorView<T, Rank>& a, const InputView<T, Rank>& b) {
   bool equal = true;
   // An x87 long double has 10 bytes of value in 16 bytes of memory.
   constexpr bool padded = std::is_floating_point_v<T> && std::numeric_limits<T>::digits == 64;

@@ -24,9 +24,8 @@ struct Differentiated {
 
 /// Pairs an operand with its gradient.
 template <class T, int Rank>
-Differentiated<T, Rank> differentiate(
-    const TensorView<T, Rank>& operand,
-    const std::type_identity_t<TensorView<const T, Rank>>& gradient) {
+Differentiated<T, Rank> differentiate(const TensorView<T, Rank>& operand,
+                                      const InputView<T, Rank>& gradient) {
   return {operand, gradient};
 }
 /// The gradient check for HostTensors.

@@ -117,13 +117,9 @@ template <class V>
 void require_borrowed_memory(const V& attention) {
   if constexpr (borrows_projection<V>)
     require_device_memory(attention.feature_map.projection, "feature_map.projection");
-  if constexpr (requires { attention.masks; }) {
-    // A mask without data keeps every token.
-    if (attention.masks.query.data != nullptr)
-      require_device_memory(attention.masks.query, "masks.query");
-    if (attention.masks.key.data != nullptr)
-      require_device_memory(attention.masks.key, "masks.key");
-  }
+  const TokenMasks masks = masks_of(attention);
+  if (masks.query.data != nullptr) require_device_memory(masks.query, "masks.query");
+  if (masks.key.data != nullptr) require_device_memory(masks.key, "masks.key");
 }
 
 /// What both passes read and write.

@@ -34,12 +34,11 @@ struct CublasCost {
 
   /// Tokens to rows of panels, or back; features are rotated there, too, and go by way of other
   /// rows if their map sees whole ones.
-  KernelCost pack(const char* name, double tokens, double rows, bool features,
-                  double tensors = 1) const {
+  KernelCost pack(double tokens, double rows, bool features, double tensors = 1) const {
     const double dim = features ? size.feature_dim : size.value_dim;
     const double panels = features && rotates<V> ? 2 : 1;
-    KernelCost cost{name, tensors * storage * tokens * (features ? size.key_dim : dim) +
-                              panels * accumulator * rows * dim};
+    KernelCost cost{tensors * storage * tokens * (features ? size.key_dim : dim) +
+                    panels * accumulator * rows * dim};
     if (features && is_rowwise<V>) {
       cost.tensor_bytes += 2 * accumulator * rows * size.key_dim;
       ++cost.launches;
@@ -48,22 +47,22 @@ struct CublasCost {
     return cost;
   }
   /// A product of panels of tokens with summaries.
-  KernelCost product(const char* name, double rows, double summaries, double flops) const {
-    return {name, accumulator * rows * (size.feature_dim + size.value_dim),
+  KernelCost product(double rows, double summaries, double flops) const {
+    return {accumulator * rows * (size.feature_dim + size.value_dim),
             accumulator * summaries * size.summary, 0, flops};
   }
   /// A pass over features with a number or a key sum for each row or block.
-  KernelCost sums(const char* name, double rows, double passes) const {
-    KernelCost cost{name, passes * accumulator * rows * size.feature_dim};
+  KernelCost sums(double rows, double passes) const {
+    KernelCost cost{passes * accumulator * rows * size.feature_dim};
     cost.launches = passes;
     return cost;
   }
   /// One call for every sequence and matrix; if causal, a corner and a call for every 16 rows, each
   /// of which reads what the rows before it read. Of a structured mixing a call for every product,
   /// and another for a triangle's corners, which takes all units.
-  KernelCost mixing(const char* name) const {
+  KernelCost mixing() const {
     const double from = size.key_summaries * size.matrices;
-    KernelCost cost{name};
+    KernelCost cost;
     cost.summary_bytes = accumulator * (from + size.mixed_summaries) * size.summary;
     cost.flops = of_mixing;
     if constexpr (is_structured<V>) {
@@ -81,11 +80,11 @@ struct CublasCost {
     return cost;
   }
   /// Scores of a causal block, `arrays` of them, in slabs; `passes` of operands over `flops`.
-  KernelCost own_blocks(const char* name, double arrays, double passes, double flops) const {
+  KernelCost own_blocks(double arrays, double passes, double flops) const {
     const double slabs = size.group_size * tiles_of(size.query_block_tokens, slab_tokens);
     const double scores = query_rows * size.query_block_tokens;
     const double triangular = 1 + tiles_of((std::min)(size.query_block_tokens, 64.0), 16);
-    KernelCost cost{name};
+    KernelCost cost;
     cost.tensor_bytes = accumulator * passes * query_rows * (size.feature_dim + size.value_dim);
     cost.cached_bytes = 4 * accumulator * arrays * scores;
     cost.flops = flops;
@@ -97,35 +96,35 @@ struct CublasCost {
     constexpr bool own = is_causal_within_block<V>;
     const double d = size.feature_dim;
     const double e = size.value_dim;
-    path.add(pack("phi(k)", size.keys, key_rows, true));
-    path.add(pack("v", size.keys, key_rows, false));
-    path.add(product("summaries", key_rows, size.key_summaries, of_keys));
-    if (normalizes<V>) path.add(sums("key sums", key_rows, 1));
-    path.add(mixing("mixing"));
-    path.add(pack("phi(q)", size.queries, query_rows, true));
-    if (normalizes<V>) path.add(sums("denominators", query_rows, own ? 3 : 1));
+    path.add(pack(size.keys, key_rows, true));                 // phi(k)
+    path.add(pack(size.keys, key_rows, false));                // v
+    path.add(product(key_rows, size.key_summaries, of_keys));  // summaries
+    if (normalizes<V>) path.add(sums(key_rows, 1));            // key sums
+    path.add(mixing());
+    path.add(pack(size.queries, query_rows, true));              // phi(q)
+    if (normalizes<V>) path.add(sums(query_rows, own ? 3 : 1));  // denominators
     if (direction == Direction::forward) {
-      path.add(product("readout", query_rows, size.mixed_summaries, of_queries));
-      if (own) path.add(own_blocks("own blocks", 1, 2, of_own_blocks(d + e)));
-      path.add(pack("y", size.queries, query_rows, false));
+      path.add(product(query_rows, size.mixed_summaries, of_queries));  // readout
+      if (own) path.add(own_blocks(1, 2, of_own_blocks(d + e)));        // own blocks
+      path.add(pack(size.queries, query_rows, false));                  // y
       return;
     }
-    path.add(pack("dy", size.queries, query_rows, false));
-    path.add(product("dS~", query_rows, size.mixed_summaries, of_queries));
-    path.add(product("dQ", query_rows, size.mixed_summaries, of_queries));
-    if (own) path.add(own_blocks("own blocks", 2, 6, of_own_blocks(3 * d + 2 * e)));
-    if (normalizes<V>) path.add(sums("gradients of denominators", query_rows, own ? 6 : 4));
-    path.add(pack("dq", size.queries, query_rows, true, 2));
-    KernelCost dm = mixing("dm");
+    path.add(pack(size.queries, query_rows, false));                    // dy
+    path.add(product(query_rows, size.mixed_summaries, of_queries));    // dS~
+    path.add(product(query_rows, size.mixed_summaries, of_queries));    // dQ
+    if (own) path.add(own_blocks(2, 6, of_own_blocks(3 * d + 2 * e)));  // own blocks
+    if (normalizes<V>) path.add(sums(query_rows, own ? 6 : 4));         // gradients of denominators
+    path.add(pack(size.queries, query_rows, true, 2));                  // dq
+    KernelCost dm = mixing();
     dm.cached_bytes = 0;  // a full product, not a triangle
     if (!is_structured<V>) dm.launches = size.sequences() * size.mix_heads;
     path.add(dm);
-    path.add(mixing("dS"));
-    path.add(product("dV", key_rows, size.key_summaries, of_keys));
-    path.add(pack("dv", size.keys, key_rows, false));
-    path.add(product("dK", key_rows, size.key_summaries, of_keys));
-    if (normalizes<V>) path.add(sums("dz", key_rows, own ? 2 : 1));
-    path.add(pack("dk", size.keys, key_rows, true, 2));
+    path.add(mixing());                                        // dS
+    path.add(product(key_rows, size.key_summaries, of_keys));  // dV
+    path.add(pack(size.keys, key_rows, false));                // dv
+    path.add(product(key_rows, size.key_summaries, of_keys));  // dK
+    if (normalizes<V>) path.add(sums(key_rows, own ? 2 : 1));  // dz
+    path.add(pack(size.keys, key_rows, true, 2));              // dk
   }
 };
 

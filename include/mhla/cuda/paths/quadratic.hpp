@@ -54,11 +54,11 @@ struct PairsCost {
 
   /// A pass over all pairs of tiles: every token once from memory, the others of each tile from L2,
   /// `passes` times; `inner` is the sum of the products' other extents.
-  KernelCost pass(const char* name, Index own, Index others, int passes, double inner) const {
+  KernelCost pass(Index own, Index others, int passes, double inner) const {
     const double pairs = size.heads * tile_pairs(own, others);
     const auto rows = static_cast<double>(own), columns = static_cast<double>(others);
     const double row = element * (size.key_dim + size.value_dim);
-    KernelCost cost{name};
+    KernelCost cost;
     cost.tensor_bytes = (size.queries + size.keys) * row;
     cost.cached_bytes = passes * pairs * columns * (row + 16);
     cost.flops = 2 * pairs * rows * columns * inner;
@@ -70,13 +70,13 @@ struct PairsCost {
     path.flops_per_second = gpu.sixteen_bit_flops;
     path.add(size.tables());
     if (!call.is_backward()) {
-      path.add(pass("y", tiles().own, tiles().others, 1, d + e));
+      path.add(pass(tiles().own, tiles().others, 1, d + e));
       return path;
     }
     const double numbers = normalizes<V> ? 8 * size.queries : 0;  // of queries, for the others
     // dy v^T, its product with k, and q k^T for dm; before that, with a normalizer, both once more.
     const int passes = normalizes<V> ? 2 : 1;
-    KernelCost query = pass("dq, dm", tiles().own, tiles().others, passes, passes * (d + e) + d);
+    KernelCost query = pass(tiles().own, tiles().others, passes, passes * (d + e) + d);
     query.instructions *= 1.2;  // sums over blocks, of dm
     const auto runs =
         static_cast<double>(fused::runs_of_block(call.problem.query_grid.block_tokens()));
@@ -86,7 +86,7 @@ struct PairsCost {
     query.launches += 2;
     path.add(query);
     // q k^T, dy v^T, and their products with dy and q.
-    KernelCost key = pass("dk, dv", tiles().own_of_two(), tiles().others, 1, 2 * (d + e));
+    KernelCost key = pass(tiles().own_of_two(), tiles().others, 1, 2 * (d + e));
     key.instructions *= 1.2;  // features of the queries, for every tile of keys
     key.tensor_bytes += element * size.keys * (size.key_dim + size.value_dim) + numbers;
     path.add(key);

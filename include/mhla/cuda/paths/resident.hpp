@@ -57,15 +57,15 @@ struct ResidentPath {
     const CallSize<V>& size = of.size;
     const auto slices =
         size.value_dim / static_cast<double>(slice<V>(call.problem, gpu.shared_bytes));
-    KernelCost cost = of.product("summaries, mixing and readout", of.queries(), {.slices = slices});
+    KernelCost cost = of.product(of.queries(), {.slices = slices});
     // Every matrix mixes summaries of its own.
-    const KernelCost keys = of.product("", of.keys(), {.slices = slices * size.matrices});
+    const KernelCost keys = of.product(of.keys(), {.slices = slices * size.matrices});
     cost.tensor_bytes += keys.tensor_bytes;
     cost.cached_bytes += keys.cached_bytes;
     cost.flops += size.matrices * keys.flops;
     cost.instructions += keys.instructions;
     cost.summary_bytes = 0;
-    const KernelCost mixing = of.mixing("", [](const fused::MixingShape& shape) {
+    const KernelCost mixing = of.mixing([](const fused::MixingShape& shape) {
       return typename TokenCost<V>::MixingLoad{
           fused::MixingWork(shape, false).multiply_adds(fused::forward_parts)};
     });

@@ -164,9 +164,9 @@ struct TokenCost {
     int gradients = 0;  // of the features, written
     int values = 0;     // 1 if gradients of values are computed, too
   };
-  KernelCost product(const char* name, const Side& x, const Product& by) const {
+  KernelCost product(const Side& x, const Product& by) const {
     const double d = size.key_dim, e = size.value_dim;
-    KernelCost cost{name};
+    KernelCost cost;
     cost.memory_share = memory_share_of_tokens;
     cost.tensor_bytes = element * x.tokens * ((1 + by.gradients) * d + (1 + by.values) * e);
     cost.summary_bytes = x.summaries * summary_bytes();
@@ -207,8 +207,8 @@ struct TokenCost {
   };
   /// Kernels that mix summaries, or multiply them: one launch per sequence and part.
   template <class Work>
-  KernelCost mixing(const char* name, const Work& work_of) const {
-    KernelCost cost{name};
+  KernelCost mixing(const Work& work_of) const {
+    KernelCost cost;
     cost.launches = 0;
     for_each_sequence_side(
         size.attention, size.e, [&](const Sequence& of_queries, const Sequence& of_keys) {
@@ -226,8 +226,8 @@ struct TokenCost {
   }
   /// Key sums have kernels of their own.
   static constexpr int kernels_of_mixing = normalizes<V> ? 2 : 1;
-  KernelCost mix(const char* name, bool adjoint) const {
-    KernelCost cost = mixing(name, [&](const fused::MixingShape& shape) {
+  KernelCost mix(bool adjoint) const {
+    KernelCost cost = mixing([&](const fused::MixingShape& shape) {
       const fused::MixingWork work(shape, adjoint);
       return MixingLoad{work.multiply_adds(planes), static_cast<double>(work.items),
                         static_cast<double>(shape.query_blocks + shape.key_blocks)};
@@ -236,7 +236,7 @@ struct TokenCost {
     return cost;
   }
   KernelCost mixing_gradient() const {
-    KernelCost cost = mixing("dm", [&](const fused::MixingShape& shape) {
+    KernelCost cost = mixing([&](const fused::MixingShape& shape) {
       const fused::MixingGradientWork work(shape);
       return MixingLoad{work.multiply_adds(planes), 0,
                         static_cast<double>(shape.query_blocks * work.key_tiles +
@@ -250,9 +250,9 @@ struct TokenCost {
     return cost;
   }
 
-  KernelCost summarize(const char* name, const Side& x) const {
+  KernelCost summarize(const Side& x) const {
     const auto slices = size.value_dim / fused::summary_slice(static_cast<int>(size.value_dim));
-    return per_part(product(name, x, {.slices = slices}));
+    return per_part(product(x, {.slices = slices}));
   }
   KernelCost read_out() const {
     const auto memory =
@@ -261,15 +261,15 @@ struct TokenCost {
     const Side x = queries();
     const double slices = size.value_dim / memory.slice;
     const double reads = is_causal_within_block<V> ? tiles(x) : x.blocks;
-    KernelCost cost = product("readout", x, {.slices = slices, .planes = planes, .reads = reads});
+    KernelCost cost = product(x, {.slices = slices, .planes = planes, .reads = reads});
     add_own_pairs(cost, keys(), slices, slices * size.key_dim + size.value_dim);
     return per_part(cost);
   }
   /// A thread block per tile. Queries also multiply q k^T, for dm_ii and the denominators, and keys
   /// for dv.
-  KernelCost gradient(const char* name, const Side& x, const Side& other, int values) const {
+  KernelCost gradient(const Side& x, const Side& other, int values) const {
     KernelCost cost =
-        product(name, x, {.planes = planes, .reads = tiles(x), .gradients = 1, .values = values});
+        product(x, {.planes = planes, .reads = tiles(x), .gradients = 1, .values = values});
     cost.memory_share = memory_share_of_tile;
     add_own_pairs(cost, other, 1, 2 * size.key_dim + (1 + values) * size.value_dim);
     return per_part(cost);
@@ -282,17 +282,17 @@ struct TokenCost {
         (std::max)(size.key_summaries, size.mixed_summaries) * summary_bytes() <=
         parts * gpu.cache_bytes;
     path.add(size.tables());
-    path.add(summarize("summaries", keys()));
-    path.add(mix("mixing", false));
+    path.add(summarize(keys()));
+    path.add(mix(false));
     if (direction == Direction::forward) {
       path.add(read_out());
       return path;
     }
-    path.add(gradient("dq", queries(), keys(), 0));
-    path.add(summarize("dS~", queries()));
+    path.add(gradient(queries(), keys(), 0));  // dq
+    path.add(summarize(queries()));            // dS~
     path.add(mixing_gradient());
-    path.add(mix("dS", true));
-    path.add(gradient("dk, dv", keys(), queries(), 1));
+    path.add(mix(true));                       // dS
+    path.add(gradient(keys(), queries(), 1));  // dk and dv
     return path;
   }
 };
