@@ -59,22 +59,16 @@ struct Accumulators {
         for (int e = 0; e < 4; ++e) value[i][j][e] *= by.value[i][j][e];
     }
   }
-  /// Calls f(row, each) for this thread's rows; each(g) calls g(element) for its elements of one.
+  /// Calls f(i, half, row) for this thread's rows: of the i-th part elements 2 half and
+  /// 2 half + 1. All lanes take one branch: parts have 8 rows or 16.
   template <class F>
-  MHLA_DEVICE void for_each_row(const Block& block, const F& f) {
+  MHLA_DEVICE static void for_each_row(const Block& block, const F& f) {
     MHLA_DEVICE_UNROLL
     for (int i = 0; i < row_parts; ++i) {
       MHLA_DEVICE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = row_part(block, i) * 16 + block.lane() / 4 + half * 8;
-        if (!has_row_part(block, i) || (M % 16 != 0 && row >= M)) continue;
-        f(row, [&](const auto& g) {
-          for (auto& part : value[i]) {
-            g(part[2 * half]);
-            g(part[2 * half + 1]);
-          }
-        });
-      }
+      for (int half = 0; half < 2; ++half)
+        if (has_row_part(block, i) && (M % 16 == 0 || row_part(block, i) * 16 + half * 8 < M))
+          f(i, half, row_part(block, i) * 16 + half * 8 + block.lane() / 4);
     }
   }
 
@@ -220,14 +214,7 @@ struct RowSums {
   template <class F>
   MHLA_DEVICE void for_each(const Block& block, const F& f) const {
     if (Sum::col_part(block, 0) != 0 || block.lane() % 4 != 0) return;
-    MHLA_DEVICE_UNROLL
-    for (int i = 0; i < Sum::row_parts; ++i) {
-      MHLA_DEVICE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = Sum::row_part(block, i) * 16 + block.lane() / 4 + half * 8;
-        if (row < Sum::rows) f(row, value[i][2 * half]);
-      }
-    }
+    Sum::for_each_row(block, [&](int i, int half, int row) { f(row, value[i][2 * half]); });
   }
 };
 /// Adds the products of 16 columns of a, or of 8 if it `is_half`, and parts j and j + 1 of b, of

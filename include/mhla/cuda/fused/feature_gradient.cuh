@@ -356,9 +356,7 @@ struct FeatureGradient {
                                     const TokenRange& y, Scores<rows>& products,
                                     const Weight& weight_of, Gradient& gradient) const {
     const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, y, j); };
-    write_scores<T>(block, products, memory().scores, [&](int t, int j, float d) {
-      return pair_counts(t, j) ? weight_of(t, j, d) : 0.0f;
-    });
+    write_scores<T>(block, products, memory().scores, pair_counts, weight_of);
     block.sync();
     add_pairs<T>(block, gradient, memory().scores, memory().own_features,
                  found_infinities<warps>(memory().flags), pair_counts);
@@ -471,9 +469,8 @@ struct FeatureGradient {
                                   Scores<rows>& scores, const Weight& weight_of,
                                   ValueSums& value_sums) const {
     const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, y, j); };
-    write_scores<T>(block, scores, memory().scores, [&](int t, int j, float p) {
-      return pair_counts(t, j) ? weight_of(j) * p : 0.0f;
-    });
+    write_scores<T>(block, scores, memory().scores, pair_counts,
+                    [&](int, int j, float p) { return weight_of(j) * p; });
     const auto flags = memory().flags;
     MHLA_DEVICE_UNROLL
     for (int n = slices - 1; n >= 0; --n) {

@@ -96,13 +96,17 @@ struct TileReadOut {
   /// scale num / den, rounded, into a tile.
   MHLA_DEVICE void assemble(const Block& block, Sum& sum, float scale, const ValueTile& out) const {
     if constexpr (Divides) {
-      sum.for_each_row(block, [&](int row, const auto& each) {
+      Sum::for_each_row(block, [&](int i, int half, int row) {
         const float den = denominator(row);
         const float factor = scale / den;
+        const auto replace = [&](auto value) {
+          for (auto& part : sum.value[i])
+            for (int e = 2 * half; e < 2 * half + 2; ++e) part[e] = value(part[e]);
+        };
         if (den == 0) {
-          each([](float& element) { element = 0; });
+          replace([](float) { return 0.0f; });
         } else {
-          each([&](float& element) { element *= factor; });
+          replace([&](float element) { return element * factor; });
         }
       });
     } else {
@@ -140,9 +144,8 @@ struct TileReadOut {
           multiply_add<T, key_dim, Stored::not_transposed, Stored::transposed>(block, scores,
                                                                                features, others);
           const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, ys, j); };
-          write_scores<T>(block, scores, scores_tile, [&](int t, int j, float score) {
-            return pair_counts(t, j) ? weight * score : 0.0f;
-          });
+          write_scores<T>(block, scores, scores_tile, pair_counts,
+                          [&](int, int, float score) { return weight * score; });
           if constexpr (Divides) add_row_sums<rows>(block, scores, at.own_sums);
           block.sync();
           add_pairs<T>(block, sum, scores_tile, values, found_infinities<warps>(at.flags),

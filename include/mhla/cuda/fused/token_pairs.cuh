@@ -108,13 +108,14 @@ MHLA_DEVICE void copy_numbers(const Block& block, const float* from, Index first
 template <int Rows>
 using Scores = Accumulators<Rows, Rows, Rows / 16, 8 / (Rows / 16)>;
 
-/// P = weight(x, y, score) rounded, into a tile. weight returns 0 for a pair that does not count.
-template <class T, int Rows, class Weight>
+/// P = weight(x, y, score) rounded, into a tile; 0 for pairs without counts(x, y).
+template <class T, int Rows, class Counts, class Weight>
 MHLA_DEVICE void write_scores(const Block& block, Scores<Rows>& scores,
-                              const Tile<Rows, Rows>& tile, const Weight& weight) {
+                              const Tile<Rows, Rows>& tile, const Counts& counts,
+                              const Weight& weight) {
   scores.for_each_pair(block, [&](int x, int y, float& first, float& second) {
-    first = weight(x, y, first);
-    second = weight(x, y + 1, second);
+    first = counts(x, y) ? weight(x, y, first) : 0.0f;
+    second = counts(x, y + 1) ? weight(x, y + 1, second) : 0.0f;
     machine::write(tile.at(x, y), machine::rounded_pair<T>(first, second));
   });
 }
@@ -124,22 +125,17 @@ template <int Rows>
 MHLA_DEVICE void add_row_sums(const Block& block, const Scores<Rows>& scores,
                               const SharedArray<float>& sums) {
   using S = Scores<Rows>;
-  MHLA_DEVICE_UNROLL
-  for (int i = 0; i < S::row_parts; ++i) {
+  S::for_each_row(block, [&](int i, int half, int x) {
+    float sum = 0;
     MHLA_DEVICE_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      float sum = 0;
-      MHLA_DEVICE_UNROLL
-      for (int j = 0; j < S::col_parts; ++j)
-        sum += scores.value[i][j][2 * half] + scores.value[i][j][2 * half + 1];
-      sum += machine::exchange(sum, 1);
-      sum += machine::exchange(sum, 2);
-      const int x = S::row_part(block, i) * 16 + block.lane() / 4 + half * 8;
-      const int part = S::col_part(block, 0) / S::col_parts;
-      const Shared at = sums.at(part * Rows + x);
-      if (block.lane() % 4 == 0) machine::write<float>(at, machine::read<float>(at) + sum);
-    }
-  }
+    for (int j = 0; j < S::col_parts; ++j)
+      sum += scores.value[i][j][2 * half] + scores.value[i][j][2 * half + 1];
+    sum += machine::exchange(sum, 1);
+    sum += machine::exchange(sum, 2);
+    const int part = S::col_part(block, 0) / S::col_parts;
+    const Shared at = sums.at(part * Rows + x);
+    if (block.lane() % 4 == 0) machine::write<float>(at, machine::read<float>(at) + sum);
+  });
 }
 
 /// Writes to `flags` what each warp's threads found. The warp meets.
