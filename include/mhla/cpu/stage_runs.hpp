@@ -21,6 +21,7 @@ class StageRun {
   using L = LoweredOf<V>;
   using ForwardPlan = Plan<L, A>;
   using BackwardPlan = cpu::BackwardPlan<L, A>;
+  using At = StageUnit<L, T>;
   static constexpr bool recurs = is_structured<V>;
   static constexpr bool masked = requires(const V& v) { v.masks; };
 
@@ -49,9 +50,8 @@ class StageRun {
   void run(const stages::Summarize<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       const Operands<L, T> operands{{{}, call.k, call.v, {}}, lower(attention_), plan};
-      for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        summarize_for_float_mixing(operands,
-                                   at.with(at.sums(call.summaries, Orientation::not_transposed),
+      for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
+        summarize_for_float_mixing(at.with(at.sums(call.summaries, Orientation::not_transposed),
                                            Orientation::not_transposed),
                                    loop);
       });
@@ -62,8 +62,8 @@ class StageRun {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       if (recurs && call.blocks.count == 0) return;
       const Operands<L, T> operands = packed(plan, call.x);
-      for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        read_out_by_float_mixing(operands, at.with(call.sums), call.y, loop);
+      for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
+        read_out_by_float_mixing(at.with(call.sums), call.y, loop);
       });
       if constexpr (masked) clear_masked(attention_.masks.query, call.y);
     });
@@ -76,16 +76,16 @@ class StageRun {
       if (recurs && call.blocks.count == 0) return;
       ForwardPlan& plan = backward.plan;
       const Operands<L, T> operands = packed(plan, call.x);
-      for_each_unit(request, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        const Unit<A> unit = at.with_transposed(call.sums, loop);
+      for_each_unit(operands, request, backward, [&](const At& at, const ExecutorRef& loop) {
+        const Unit<L, T> unit = at.with_transposed(call.sums, loop);
         const auto mixtures = at.matrix_sums(call.left.mixtures, Orientation::transposed);
         const auto hand_over = [&](Index matrix) {
-          copy_sums(mixed_gradients(plan, unit, matrix).row_range(0, unit.queries.blocks),
+          copy_sums(mixed_gradients(unit, matrix).row_range(0, unit.queries.blocks),
                     mixtures(matrix));
         };
-        read_out_unit_gradient(exact::Backward<L, T>{{operands, unit}, request}, loop, hand_over);
+        read_out_unit_gradient(exact::Backward<L, T>{{unit}, request}, loop, hand_over);
         if constexpr (!recurs) {
-          if (request.mixing()) mix_unit_matrix_gradient(operands, unit, loop);
+          if (request.mixing()) mix_unit_matrix_gradient(unit, loop);
           for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) hand_over(matrix);
         }
         if constexpr (is_causal_within_block<V> && normalizes<V>)
@@ -106,12 +106,11 @@ class StageRun {
 
   void run(const stages::MixGradient<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      packed(plan, {{}, {}, {}, call.mix});
-      for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        const Unit<A> unit = at.with({}, Orientation::transposed);
-        mix_stage_gradient<L>(plan, unit, at.sums(call.summary_gradients, Orientation::transposed),
-                              at.matrix_sums(read_only(call.mixtures), Orientation::transposed),
-                              loop);
+      const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
+      for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
+        const Unit<L, T> unit = at.with({}, Orientation::transposed);
+        mix_stage_gradient(unit, at.sums(call.summary_gradients, Orientation::transposed),
+                           at.matrix_sums(read_only(call.mixtures), Orientation::transposed), loop);
       });
     });
   }
@@ -124,15 +123,15 @@ class StageRun {
       // Only the diagonal of dmix comes from here; what it is added to stays.
       BackwardRequest<L, T> to_mix = request;
       to_mix.update = Update::accumulate;
-      for_each_unit(to_mix, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        const Unit<A> unit = at.with({}, Orientation::transposed);
+      for_each_unit(operands, to_mix, backward, [&](const At& at, const ExecutorRef& loop) {
+        const Unit<L, T> unit = at.with({}, Orientation::transposed);
         if constexpr (is_causal_within_block<V> && normalizes<V>)
           at.for_each_denominator(
               unit, call.denominators,
               [](A* memory, const A* row, Index tokens) { copy_row(memory, row, tokens); });
         summarize_stage_gradient(
-            operands, request, unit,
-            at.sums(read_only(call.summary_gradients), Orientation::transposed), loop);
+            unit, request, at.sums(read_only(call.summary_gradients), Orientation::transposed),
+            loop);
       });
       if constexpr (!recurs) {
         write_mixing_gradient(operands, to_mix, backward, executor_);
@@ -150,10 +149,10 @@ class StageRun {
   void run(const stages::Advance<T>& call, WorkspaceView workspace) const requires recurs {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       if (call.blocks.count == 0) return pass_on(call.sums.states, call.after);
-      packed(plan, {{}, {}, {}, call.mix});
-      for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        advance_unit(plan, at.with(call.sums),
-                     at.matrix_sums(call.after, Orientation::not_transposed), loop);
+      const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
+      for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
+        advance_unit(at.with(call.sums), at.matrix_sums(call.after, Orientation::not_transposed),
+                     loop);
       });
     });
   }
@@ -168,12 +167,12 @@ class StageRun {
       ForwardPlan& plan = backward.plan;
       const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
       const BackwardRequest<L, T> request{{}, {skip, skip, skip, call.dmix}, Update::accumulate};
-      for_each_unit(request, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
+      for_each_unit(operands, request, backward, [&](const At& at, const ExecutorRef& loop) {
         const auto rows = [&](const TensorView<A, 2>& of) {
           return at.matrix_sums(of, Orientation::transposed);
         };
         advance_unit_gradient(
-            plan, at.with_transposed(call.sums, loop), rows(read_only(call.mixtures)),
+            at.with_transposed(call.sums, loop), rows(read_only(call.mixtures)),
             rows(read_only(call.states.after)),
             rows(has_states_before(problem_) ? call.states.before : TensorView<A, 2>{}),
             at.sums(call.summary_gradients, Orientation::transposed), request.mixing(), loop);
@@ -213,18 +212,18 @@ class StageRun {
     return {x, lower(attention_), plan};
   }
   template <class Run>
-  void for_each_unit(const ForwardPlan& plan, const Run& run) const {
-    run_units(plan, units(), executor_, run_of(plan, run));
+  void for_each_unit(const Operands<L, T>& operands, const Run& run) const {
+    run_units(operands.plan, units(), executor_, run_of(operands, run));
   }
   template <class Run>
-  void for_each_unit(const BackwardRequest<L, T>& request, const BackwardPlan& backward,
-                     const Run& run) const {
-    run_backward_units(request, backward, executor_, run_of(backward.plan, run));
+  void for_each_unit(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
+                     const BackwardPlan& backward, const Run& run) const {
+    run_backward_units(request, backward, executor_, run_of(operands, run));
   }
   template <class Run>
-  auto run_of(const ForwardPlan& plan, const Run& run) const {
+  auto run_of(const Operands<L, T>& operands, const Run& run) const {
     return [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-      run(StageUnit<L, A>{plan, masks_, at, memory}, loop);
+      run(At{operands, masks_, at, memory}, loop);
     };
   }
 

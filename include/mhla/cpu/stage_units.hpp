@@ -42,12 +42,14 @@ inline bool has_states_before(const Problem& problem) {
 }
 
 /// Unit `at` of a stage: kv head at % kv_heads of an item.
-template <class L, class A>
+template <class L, class T>
 struct StageUnit {
-  const Plan<L, A>& plan;
+  using A = Accumulator<T>;
+  const Operands<L, T>& operands;
   const StageMasks& masks;
   Index at;
   const UnitMemory<A>& memory;
+  const Plan<L, A>& plan = operands.plan;
 
   /// The unit's sums, in `rows` [blocks, (sums of every unit)].
   template <class Sum>
@@ -63,7 +65,7 @@ struct StageUnit {
   }
 
   /// The unit's blocks, with `summaries`.
-  Unit<A> with(const SummaryRows<A>& summaries, Orientation orientation) const {
+  Unit<L, T> with(const SummaryRows<A>& summaries, Orientation orientation) const {
     const Problem& problem = plan.problem;
     const Index item = at / problem.shape.kv_heads;
     const auto used_of = [&](Span<const Index> blocks, const Grid& grid) {
@@ -73,9 +75,13 @@ struct StageUnit {
     const Index queries = std::clamp(all - problem.queries.first, Index{0}, problem.query_blocks);
     const bool reads_all = !is_structured<L> && (problem.stage == Stage::read_out ||
                                                  problem.stage == Stage::read_out_gradient);
-    return {{item, plan.tables.queries.sequences[item].first_block, queries},
-            {item, plan.tables.keys.sequences[item].first_block,
-             reads_all ? used_of(masks.key_blocks, problem.key_grid) : problem.key_blocks},
+    const auto blocks_of = [&](const BlockTable& table, Index blocks) {
+      return UnitBlocks{{item, table.sequences[item].first_block, blocks}, table};
+    };
+    return {operands,
+            blocks_of(plan.tables.queries, queries),
+            blocks_of(plan.tables.keys,
+                      reads_all ? used_of(masks.key_blocks, problem.key_grid) : problem.key_blocks),
             at % problem.shape.kv_heads,
             memory,
             summaries,
@@ -84,15 +90,15 @@ struct StageUnit {
             all - queries};
   }
   /// The unit with the caller's sums, where they are, and states.
-  Unit<A> with(const Sums<A>& of) const {
+  Unit<L, T> with(const Sums<A>& of) const {
     constexpr Orientation orientation = Orientation::not_transposed;
     return with_states(of, with(sums(read_only(of.summaries), orientation), orientation));
   }
   /// The unit with the caller's sums transposed into its own memory, and states.
-  Unit<A> with_transposed(const Sums<A>& of, const ExecutorRef& loop) const {
-    const Unit<A> unit = with(summary_rows<L>(plan.extents, plan.problem.key_blocks,
-                                              memory.summaries.data, Orientation::transposed),
-                              Orientation::transposed);
+  Unit<L, T> with_transposed(const Sums<A>& of, const ExecutorRef& loop) const {
+    const Unit<L, T> unit = with(summary_rows<L>(plan.extents, plan.problem.key_blocks,
+                                                 memory.summaries.data, Orientation::transposed),
+                                 Orientation::transposed);
     take_up_summaries(unit, sums(of.summaries, Orientation::not_transposed), loop);
     for (Index b = of.summaries.extent[0]; b < unit.keys.blocks; ++b)  // that are not seen
       set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
@@ -102,16 +108,14 @@ struct StageUnit {
   /// Calls visit(in its memory, in the row, tokens) for den and its gradient of every tile of the
   /// unit's queries; rows [query blocks, (units, group_size, 2, block tokens)].
   template <class B, class Visit>
-  void for_each_denominator(const Unit<A>& unit, const TensorView<B, 2>& rows,
+  void for_each_denominator(const Unit<L, T>& unit, const TensorView<B, 2>& rows,
                             const Visit& visit) const {
     const Extents& e = plan.extents;
     for (Index i = 0; i < unit.queries.blocks; ++i) {
-      const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
       for (Index g = 0; g < e.group_size; ++g) {
         B* const row =
             rows.data + i * rows.stride[0] + (at * e.group_size + g) * 2 * e.block_tokens;
-        for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
-          const TokenTile& tile = plan.tables.queries.tiles[t];
+        for (const TokenTile& tile : unit.queries.tiles_of(i)) {
           visit(tile_offsets(e, memory.denominators, g, i, tile).data, row + tile.offset,
                 tile.tokens);
           visit(tile_offsets(e, memory.grad_denominators, g, i, tile).data,
@@ -134,7 +138,7 @@ struct StageUnit {
     return sums;
   }
   /// Of a recurrence, adds the states before the unit and, if the stage advances them, those after.
-  Unit<A> with_states(const Sums<A>& of, Unit<A> unit) const {
+  Unit<L, T> with_states(const Sums<A>& of, Unit<L, T> unit) const {
     if constexpr (is_structured<L>) {
       const Problem& problem = plan.problem;
       if (has_states_before(problem))
@@ -151,73 +155,69 @@ struct StageUnit {
 };
 
 /// dS and dz of the unit's key blocks, where from(matrix) is dS~ and dz~ of its query blocks.
-template <class L, class A, class From>
-void mix_stage_gradient(const Plan<L, A>& plan, const Unit<A>& unit, const SummaryRows<A>& grad,
-                        const From& from, const ExecutorRef& loop) {
+template <class L, class T, class A, class From>
+void mix_stage_gradient(const Unit<L, T>& unit, const SummaryRows<A>& grad, const From& from,
+                        const ExecutorRef& loop) {
   const RowGroups groups = shared_row_groups<L>(
-      plan.extents, unit.keys.blocks, unit.queries.blocks,
-      plan.extents.matrices > 1 ? Into::add : Into::overwrite, loop.num_slots());
+      unit.extents(), unit.keys.blocks, unit.queries.blocks,
+      unit.extents().matrices > 1 ? Into::add : Into::overwrite, loop.num_slots());
   loop.parallel_for(groups.count, [&](Index group, Index) {
     const Index first = groups.begin(group);
-    mix_blocks_gradient(plan, unit, first, grad.row_range(first, groups.size(group)), from);
+    mix_blocks_gradient(unit, first, grad.row_range(first, groups.size(group)), from);
   });
 }
 
 /// dk and dv of the unit's key blocks from their dS and dz; under Causal also dmix's diagonal.
 template <class L, class T, class A>
-void summarize_stage_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                              const Unit<A>& unit, const SummaryRows<A>& grad,
-                              const ExecutorRef& loop) {
+void summarize_stage_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request,
+                              const SummaryRows<A>& grad, const ExecutorRef& loop) {
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
-    summarize_block_gradient(exact::Backward<L, T>{{operands, unit}, request}, b, {grad},
-                             operands.plan.scratch[slot]);
+    summarize_block_gradient(exact::Backward<L, T>{{unit}, request}, b, {grad},
+                             unit.plan().scratch[slot]);
   });
 }
 
 /// All states of the unit by matrix `matrix`; S~ is not formed. The last are those after it.
-template <class L, class A>
-SummaryRows<A> mix_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
-                          const ExecutorRef& loop) {
-  return mix_unit(plan, unit, matrix, loop, true, 2 * unit.queries.blocks);
+template <class L, class T, class A = Accumulator<T>>
+SummaryRows<A> mix_states(const Unit<L, T>& unit, Index matrix, const ExecutorRef& loop) {
+  return mix_unit(unit, matrix, loop, true, 2 * unit.queries.blocks);
 }
 
 /// The rows of a work array from S~ on that have the states before the unit, or after it.
-template <class A>
-SummaryRows<A> states_before(const Unit<A>& unit, const SummaryRows<A>& others) {
+template <class L, class T, class A>
+SummaryRows<A> states_before(const Unit<L, T>& unit, const SummaryRows<A>& others) {
   return others.row_range(unit.queries.blocks,
                           unit.queries.blocks > 0 ? unit.states.summaries.rows : 0);
 }
-template <class L, class A>
-SummaryRows<A> states_after(const Plan<L, A>& plan, const Unit<A>& unit,
-                            const SummaryRows<A>& others) {
+template <class L, class T, class A>
+SummaryRows<A> states_after(const Unit<L, T>& unit, const SummaryRows<A>& others) {
   const Index rows = num_rows(unit.products) - unit.queries.blocks;
-  const Index states = unit.states_after ? plan.structure.num_states() : 0;
+  const Index states = unit.states_after ? unit.plan().structure.num_states() : 0;
   return others.row_range(rows - states, states);
 }
 
 /// The states after the unit; 0 if no blocks there have tokens. after(matrix) takes them.
-template <class L, class A, class After>
-void advance_unit(const Plan<L, A>& plan, const Unit<A>& unit, const After& after,
-                  const ExecutorRef& loop) {
-  for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
-    copy_sums(states_after(plan, unit, mix_states(plan, unit, matrix, loop)), after(matrix));
+template <class L, class T, class After>
+void advance_unit(const Unit<L, T>& unit, const After& after, const ExecutorRef& loop) {
+  for (Index matrix = 0; matrix < unit.extents().matrices; ++matrix)
+    copy_sums(states_after(unit, mix_states(unit, matrix, loop)), after(matrix));
 }
 
 /// The adjoint of the unit's mixing and of advance_unit: dS and dz in `grad`, those of states
 /// before the unit in before(matrix), of dS~ left(matrix) and of states after it, after(matrix).
 /// Adds the coefficients' if they are wanted.
-template <class L, class A, class Rows>
-void advance_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, const Rows& left,
-                           const Rows& after, const Rows& before, const SummaryRows<A>& grad,
-                           bool mixing_wanted, const ExecutorRef& loop) {
-  const StructuredGradients<A> all = structured_gradients(plan, unit);
+template <class L, class T, class A, class Rows>
+void advance_unit_gradient(const Unit<L, T>& unit, const Rows& left, const Rows& after,
+                           const Rows& before, const SummaryRows<A>& grad, bool mixing_wanted,
+                           const ExecutorRef& loop) {
+  const StructuredGradients<A> all = structured_gradients(unit);
   const Index blocks = unit.queries.blocks;
-  for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
-    if (mixing_wanted) mix_states(plan, unit, matrix, loop);
+  for (Index matrix = 0; matrix < unit.extents().matrices; ++matrix) {
+    if (mixing_wanted) mix_states(unit, matrix, loop);
     copy_sums(left(matrix).row_range(0, blocks), all.mixed.row_range(0, blocks));
-    const SummaryRows<A> to = states_after(plan, unit, all.mixed);
+    const SummaryRows<A> to = states_after(unit, all.mixed);
     copy_sums(after(matrix).row_range(0, to.summaries.rows), to);
-    mix_unit_gradient(plan, unit, matrix, mixing_wanted, loop);
+    mix_unit_gradient(unit, matrix, mixing_wanted, loop);
     copy_sums(states_before(unit, all.mixed), before(matrix));
   }
   copy_sums(all.keys.row_range(0, blocks), grad);
