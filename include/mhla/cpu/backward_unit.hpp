@@ -178,8 +178,7 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
   const auto& unit = by.unit;
   const auto& request = by.request;
   const Extents& e = unit.extents();
-  const TokenTile& tile = unit.queries.table.tiles[at.index];
-  const BlockSpan& block = unit.queries[at.block];
+  const TokenTile& tile = at.tile();
   const auto queries = unit.query_rows(g, unit.operands.q);
   const auto grad_outputs = unit.query_rows(g, request.dy);
   const auto results = unit.query_rows(g, request.gradients.query.view);
@@ -188,11 +187,11 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
   const Panel<const A> u =
       pack_grad_numerators(unit, g, request.dy, tile, denominators, at.scratch);
   const auto heads = unit.plan().heads_of(at.matrix);
-  const bool first = at.index == block.first_tile && g == heads.first;
-  const bool last = at.index + 1 == block.first_tile + block.tiles && g + 1 == heads.last;
+  const bool first = at.part() == 0 && g == heads.first;
+  const bool last = at.part() + 1 == at.parts() && g + 1 == heads.last;
   Prefetch now = prefetch_tile(unit.queries, at.index, {results});
   Prefetch next = prefetch_tile(unit.queries, at.index + 1, {queries, grad_outputs});
-  by.prefetch(at, at.index - block.first_tile, block.tiles, now, next);
+  by.prefetch(at, now, next);
   if (request.mixed_summaries()) by.add_summary_gradient(at, q.rotated, u, first, last, &next);
   if constexpr (keeps_denominators<L>)
     copy_row(tile_offsets(e, unit.memory.denominators, g, at.block, tile).data, denominators.data,

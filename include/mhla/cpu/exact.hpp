@@ -103,14 +103,10 @@ struct Forward {
   static void begin_block(Index, Index, bool, const SlotScratch<A>&) {}
   static void end_block(Index, Index) {}
 
-  /// Packs a query tile's own keys and values, and advances z~_i to p of the tile's last token.
+  /// Packs a query tile's own values.
   void pack_own_tile(Tile& at) const {
-    const BlockTable& table = unit.queries.table;
-    const TokenTile& tile = table.tiles[at.index];
-    at.own = pack_own_keys(unit, tile, unit.own_weight(at.matrix, at.block),
-                           at.mixed.key_sum(at.block), at.scratch);
-    at.own.values =
-        readable_panel<T>(table, tile, unit.key_rows(unit.operands.v), at.scratch.own.values);
+    at.own.values = readable_panel<T>(unit.queries.table, at.tile(), unit.key_rows(unit.operands.v),
+                                      at.scratch.own.values);
   }
   /// Adds the tile to P, which later tiles of its block read.
   void absorb_own_tile(const Tile& at) const {
@@ -121,7 +117,7 @@ struct Forward {
   /// y of a tile of query head g.
   void read_out(const Tile& at, Index g, const TensorView<T, 4>& y) const {
     const BlockTable& table = unit.queries.table;
-    const TokenTile& tile = table.tiles[at.index];
+    const TokenTile& tile = at.tile();
     const TokenRows<const T> queries = unit.query_rows(g, unit.operands.q);
     const TokenRows<T> results = unit.query_rows(g, y);
     const FeaturePanels<A> q = pack_query_tile(unit, g, tile, at.scratch);
@@ -131,8 +127,7 @@ struct Forward {
       next = prefetch_tile(
           unit.queries, at.index + 1,
           {queries, results, unit.key_rows(unit.operands.k), unit.key_rows(unit.operands.v)});
-    const BlockSpan& block = unit.queries[at.block];
-    prefetch_summary(at.mixed, at.block + 1, at.index - block.first_tile, block.tiles, next);
+    prefetch_summary(at.mixed, at.block + 1, at.part(), at.parts(), next);
 
     const Span<A> inverses{at.scratch.inverses.data, denominators.size};
     const bool invertible = invert<A>(denominators, inverses);
@@ -179,9 +174,9 @@ struct Backward : Forward<L, T> {
     const SummaryRows<A> grad = mixed_gradients(unit, matrix);
     set_zero(grad.summary(i), grad.key_sum(i));
   }
-  void prefetch(const Tile& at, Index part, Index parts, Prefetch& now, Prefetch& next) const {
-    prefetch_summary(at.mixed, at.block + 1, part, parts, next);
-    prefetch_summary(mixed_gradients(unit, at.matrix), at.block + 1, part, parts, now);
+  void prefetch(const Tile& at, Prefetch& now, Prefetch& next) const {
+    prefetch_summary(at.mixed, at.block + 1, at.part(), at.parts(), next);
+    prefetch_summary(mixed_gradients(unit, at.matrix), at.block + 1, at.part(), at.parts(), now);
   }
   /// dS~_i^T (+)= U^T Q^r
   void add_summary_gradient(const Tile& at, const Panel<A>& rotated, const Panel<const A>& u,
@@ -193,8 +188,7 @@ struct Backward : Forward<L, T> {
   Panel<A> query_gradient(const Tile& at, Index g, const Panel<const A>& u,
                           Prefetch* prefetch) const {
     Panel<A> grad = panel(at.scratch.grad_features.data, u.rows, unit.extents().feature_dim);
-    if constexpr (mixes_products<L>)
-      grad = waiting_query_features(unit, g, at.block, unit.queries.table.tiles[at.index]);
+    if constexpr (mixes_products<L>) grad = waiting_query_features(unit, g, at.block, at.tile());
     multiply_into_rows<A>(grad.placed(), u, at.summary, {}, prefetch);
     if constexpr (is_causal_within_block<L>) {  // tril(U V^T) (m_ii K^r)
       multiply_right_transposed<A>(at.own.scores, at.own.values, u);

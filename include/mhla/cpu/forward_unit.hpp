@@ -69,11 +69,14 @@ MHLA_ONCE_A_CALL SummaryRows<A> mix_group(const Unit<L, T>& unit, Index matrix,
 template <class By, class Run>
 void for_each_tile_of_block(const By& by, bool own_wanted, typename By::Tile at, const Run& run) {
   using L = typename By::Variant;
-  const Index end = at.index + by.unit.queries[at.block].tiles;
+  const Index end = at.index + at.parts();
   const auto heads = by.unit.plan().heads_of(at.matrix);
   for (Index tile = at.index; tile < end; ++tile) {
     at.index = tile;
-    if constexpr (is_causal_within_block<L>) by.pack_own_tile(at);
+    if constexpr (is_causal_within_block<L>) {
+      at.own = pack_own_keys(by.unit, at);
+      by.pack_own_tile(at);
+    }
     for (Index g = heads.first; g < heads.last; ++g) run(at, g);
     if constexpr (is_causal_within_block<L>)
       if (own_wanted && tile + 1 < end) by.absorb_own_tile(at);
@@ -95,9 +98,10 @@ MHLA_ONCE_A_CALL void for_each_query_tile(const By& by, bool summaries_wanted,
     for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
       const BlockSpan& block = unit.queries[i];
       by.begin_block(matrix, i, block.tiles == 0, scratch);
-      for_each_tile_of_block(
-          by, summaries_wanted,
-          {matrix, i, block.first_tile, mixed.rows, scratch, by.summary(mixed, i, scratch)}, run);
+      for_each_tile_of_block(by, summaries_wanted,
+                             {matrix, i, unit.queries, block.first_tile, mixed.rows, scratch,
+                              by.summary(mixed, i, scratch)},
+                             run);
       by.end_block(matrix, i);
     }
   };

@@ -68,11 +68,31 @@ struct OwnTile : FeaturePanels<A> {  // m_ii phi(k)
   Panel<A> scores;                   // scratch
 };
 
+/// A tile of query block `block` on a slot, for one matrix and all its query heads in turn.
+template <class A, class Summary = Panel<A>>
+struct QueryTile {
+  Index matrix;
+  Index block;
+  const UnitBlocks& queries;
+  Index index;                  // of the tile in the table
+  const SummaryRows<A>& mixed;  // S~ and z~ of its group of blocks; in pairs z~ alone
+  const SlotScratch<A>& scratch;
+  Summary summary;   // S~ of its block, as products take it; under Causal P
+  OwnTile<A> own{};  // under Causal
+
+  const TokenTile& tile() const { return queries.table.tiles[index]; }
+  /// Which of its block's tiles it is, of how many.
+  Index part() const { return index - queries[block].first_tile; }
+  Index parts() const { return queries[block].tiles; }
+};
+
 /// Packs a query tile's own keys, and advances z~_i to p of the tile's last token.
-template <class L, class T, class A>
-OwnTile<A> pack_own_keys(const Unit<L, T>& unit, const TokenTile& tile, A own_weight,
-                         Span<A> running_key_sum, const SlotScratch<A>& scratch) {
+template <class L, class T, class A, class Summary>
+OwnTile<A> pack_own_keys(const Unit<L, T>& unit, const QueryTile<A, Summary>& at) {
   const Extents& e = unit.extents();
+  const SlotScratch<A>& scratch = at.scratch;
+  const TokenTile& tile = at.tile();
+  const A own_weight = unit.own_weight(at.matrix, at.block);
   const OwnTile<A> own{
       feature_panels<L, A>(scratch.own, tile.tokens, e.feature_dim),
       {},
@@ -82,23 +102,11 @@ OwnTile<A> pack_own_keys(const Unit<L, T>& unit, const TokenTile& tile, A own_we
                 own, scratch.row);
   if constexpr (normalizes<L>) {
     if (tile.offset == 0) std::fill_n(scratch.key_sum_rest.data, e.feature_dim, A(0));
-    add_rows<A>({running_key_sum, scratch.key_sum_rest}, A(1), own.features, Into::add,
+    add_rows<A>({at.mixed.key_sum(at.block), scratch.key_sum_rest}, A(1), own.features, Into::add,
                 own.key_sums);
   }
   return own;
 }
-
-/// A tile of query block `block` on a slot, for one matrix and all its query heads in turn.
-template <class A, class Summary = Panel<A>>
-struct QueryTile {
-  Index matrix;
-  Index block;
-  Index index;                  // of the tile in the table
-  const SummaryRows<A>& mixed;  // S~ and z~ of its group of blocks; in pairs z~ alone
-  const SlotScratch<A>& scratch;
-  Summary summary;   // S~ of its block, as products take it; under Causal P
-  OwnTile<A> own{};  // under Causal
-};
 
 /// The denominators of a tile of query head g; empty without a normalizer.
 template <class L, class T, class A, class Summary>
@@ -114,8 +122,7 @@ Span<const A> tile_denominators(const Unit<L, T>& unit, const QueryTile<A, Summa
     }
     return denominators;
   } else if constexpr (mixes_products<L>) {
-    return tile_offsets(unit.extents(), unit.memory.denominators, g, at.block,
-                        unit.queries.table.tiles[at.index]);
+    return tile_offsets(unit.extents(), unit.memory.denominators, g, at.block, at.tile());
   } else {
     return {};
   }

@@ -9,8 +9,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-namespace cpu {
-namespace pairs {
+namespace cpu::pairs {
 
 /// S^T of a unit from where a forward pass left them, without a normalizer.
 template <class L>
@@ -147,9 +146,7 @@ struct Backward : Forward<L> {
   /// Packs a query tile's own keys and values: v, its transpose, and m_ii phi(k).
   void pack_own_tile(Tile& at) const {
     const SlotScratch<float>& scratch = at.scratch;
-    const TokenTile& tile = unit.queries.table.tiles[at.index];
-    at.own = pack_own_keys(unit, tile, unit.own_weight(at.matrix, at.block),
-                           at.mixed.key_sum(at.block), scratch);
+    const TokenTile& tile = at.tile();
     pair_tokens(at.own.rotated, scratch.pairs.own_keys);
     pack_values(unit, unit.queries, tile, scratch, scratch.pairs.own_values);
     transposed(pack_value_rows(unit, unit.queries, tile, scratch, scratch.pairs.value_rows),
@@ -158,14 +155,13 @@ struct Backward : Forward<L> {
   void absorb_own_tile(Tile& at) const {
     const Extents& e = unit.extents();
     const PairScratch& scratch = at.scratch.pairs;
-    const Index tokens = unit.queries.table.tiles[at.index].tokens;
-    const bool first = at.index == unit.queries[at.block].first_tile;
+    const Index tokens = at.tile().tokens;
     at.summary = absorb(pair_panel(scratch.own_values.data, tokens, e.value_dim),
-                        pair_panel(scratch.own_keys.data, tokens, e.feature_dim), at.summary, first,
-                        scratch);
+                        pair_panel(scratch.own_keys.data, tokens, e.feature_dim), at.summary,
+                        at.part() == 0, scratch);
   }
 
-  static void prefetch(const Tile&, Index, Index, Prefetch&, Prefetch&) {}
+  static void prefetch(const Tile&, Prefetch&, Prefetch&) {}
   /// dS~_i^T (+)= U^T Q^r
   void add_summary_gradient(const Tile& at, const Panel<float>& rotated,
                             const Panel<const float>& u, bool first, bool last,
@@ -331,7 +327,6 @@ struct Backward : Forward<L> {
   }
 };
 
-}  // namespace pairs
-}  // namespace cpu
+}  // namespace cpu::pairs
 
 MHLA_NAMESPACE_END

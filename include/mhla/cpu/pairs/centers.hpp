@@ -25,8 +25,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-namespace cpu {
-namespace pairs {
+namespace cpu::pairs {
 
 /// What a unit's backward pass rounds.
 enum class Rounding {
@@ -392,7 +391,6 @@ inline void subtract_center(const Centers& centers, const VnniPanel& grad_transp
   for (Index c = 0; c < grad_key_sum.size; ++c) grad_key_sum[c] -= product.row(0)[c];
 }
 
-}  // namespace pairs
-}  // namespace cpu
+}  // namespace cpu::pairs
 
 MHLA_NAMESPACE_END

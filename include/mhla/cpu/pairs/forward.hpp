@@ -14,8 +14,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-namespace cpu {
-namespace pairs {
+namespace cpu::pairs {
 
 /// S of every key block, in the backward pass transposed.
 template <class L>
@@ -221,10 +220,8 @@ struct Forward {
   /// scores |v|^2.
   void pack_own_tile(Tile& at) const {
     const SlotScratch<float>& scratch = at.scratch;
-    const TokenTile& tile = unit.queries.table.tiles[at.index];
+    const TokenTile& tile = at.tile();
     OwnTile<float>& own = at.own;
-    own = pack_own_keys(unit, tile, unit.own_weight(at.matrix, at.block),
-                        at.mixed.key_sum(at.block), scratch);
     transposed(pair_features(own.rotated, scratch.pairs.feature_rows), scratch.pairs.columns);
     const VnniPanel packed = pack_values(unit, unit.queries, tile, scratch, scratch.pairs.values);
     const Span<float> zeros{scratch.own.values.data, unit.extents().value_dim};
@@ -241,18 +238,17 @@ struct Forward {
   /// Adds the tile to P, which later tiles of its block read.
   void absorb_own_tile(Tile& at) const {
     const PairScratch& scratch = at.scratch.pairs;
-    const TokenTile& tile = unit.queries.table.tiles[at.index];
-    const bool first = at.index == unit.queries[at.block].first_tile;
+    const Index tokens = at.tile().tokens;
     at.summary = absorb(pair_tokens(at.own.rotated, scratch.features),
-                        pair_panel(scratch.values.data, tile.tokens, unit.extents().value_dim),
-                        at.summary, first, scratch);
+                        pair_panel(scratch.values.data, tokens, unit.extents().value_dim),
+                        at.summary, at.part() == 0, scratch);
   }
 
   /// y of a tile of query head g.
   void read_out(const Tile& at, Index g, const TensorView<BFloat16, 4>& y) const {
     const Extents& e = unit.extents();
     const BlockTable& table = unit.queries.table;
-    const TokenTile& tile = table.tiles[at.index];
+    const TokenTile& tile = at.tile();
     const PairScratch& scratch = at.scratch.pairs;
     const TokenRows<const BFloat16> queries = unit.query_rows(g, unit.operands.q);
     const TokenRows<BFloat16> results = unit.query_rows(g, y);
@@ -277,7 +273,6 @@ struct Forward {
   }
 };
 
-}  // namespace pairs
-}  // namespace cpu
+}  // namespace cpu::pairs
 
 MHLA_NAMESPACE_END

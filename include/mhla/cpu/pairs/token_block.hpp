@@ -6,8 +6,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-namespace cpu {
-namespace pairs {
+namespace cpu::pairs {
 
 /// Rows of v of a tile of `of`, the unit's keys or, under Causal, its queries: in place or,
 /// strided, gathered into the slot's panel of values: visit(rows).
@@ -108,7 +107,7 @@ struct PackedQueries {
 template <class L>
 PackedQueries pack_queries(const Unit<L, BFloat16>& unit, const QueryTile<float, VnniPanel>& at,
                            Index g) {
-  const TokenTile& tile = unit.queries.table.tiles[at.index];
+  const TokenTile& tile = at.tile();
   const TokenRows<const BFloat16> queries = unit.query_rows(g, unit.operands.q);
   if constexpr (ElementwiseFeatureMap<typename L::FeatureMapType> && !is_causal_within_block<L> &&
                 !mixes_products<L>)
@@ -130,7 +129,6 @@ PackedQueries pack_queries(const Unit<L, BFloat16>& unit, const QueryTile<float,
           tile_denominators(unit, at, g, q.features)};
 }
 
-}  // namespace pairs
-}  // namespace cpu
+}  // namespace cpu::pairs
 
 MHLA_NAMESPACE_END
