@@ -50,7 +50,7 @@ SummaryRows<A> mixed_gradients(const Unit<L, T>& unit, Index matrix) {
   const Index row = matrix * e.query_blocks;
   return SummaryRows<A>(unit.memory.grad_mixed_summaries.data + row * e.summary_stride(),
                         unit.memory.grad_mixed_key_sums.data + row * e.feature_dim, e,
-                        unit.orientation, 0, unit.queries.blocks, mixes_key_sums<L>);
+                        unit.orientation(), 0, unit.queries.blocks, mixes_key_sums<L>);
 }
 
 /// Where a query head's dQ^r of a tile waits until dR is known (MixedProduct).
@@ -142,7 +142,7 @@ SummaryRows<A> mix_group_gradient(const Unit<L, T>& unit, const BackwardRequest<
                                   const RowGroups& groups, Index group,
                                   const SlotScratch<A>& scratch, bool summaries_wanted = true) {
   const SummaryRows<A> grad(scratch.mixed_summaries.data, scratch.mixed_key_sums.data,
-                            unit.extents(), unit.orientation, groups.begin(group),
+                            unit.extents(), unit.orientation(), groups.begin(group),
                             groups.size(group), normalizes<L>);
   if (unit.extents().matrices == 0) {  // no query head reads this kv head
     if (summaries_wanted) set_zero(grad.summaries);

@@ -25,7 +25,7 @@ void summarize_unit(const Unit<L, T>& unit, const ExecutorRef& loop) {
       Prefetch next = prefetch_tile(unit.keys, block.first_tile + i + 1, {keys, values});
       prefetch_summary(unit.summaries, b + 1, i, block.tiles, next);
       summarize<A>(k.features, k.rotated, readable_rows<T, A>(table, tile, values, scratch.values),
-                   unit.orientation, unit.summaries.summary(b),
+                   unit.orientation(), unit.summaries.summary(b),
                    {unit.summaries.key_sum(b), scratch.key_sum_rest},
                    i == 0 ? Into::overwrite : Into::add, &next);
     }
@@ -110,7 +110,7 @@ struct Forward {
   }
   /// Adds the tile to P, which later tiles of its block read.
   void absorb_own_tile(const Tile& at) const {
-    summarize<A>(at.own.features, at.own.rotated, at.own.values.placed(), unit.orientation,
+    summarize<A>(at.own.features, at.own.rotated, at.own.values.placed(), unit.orientation(),
                  at.summary, {}, Into::add, nullptr);
   }
 

@@ -138,7 +138,7 @@ SummaryRows<A> structured_rows(const Unit<L, T>& unit, Span<A> memory, Index row
   const Extents& e = unit.extents();
   return SummaryRows<A>(memory.data + first * e.summary_stride(),
                         memory.data + rows * e.summary_stride() + first * e.feature_dim, e,
-                        unit.orientation, 0, rows - first, normalizes<L>);
+                        unit.orientation(), 0, rows - first, normalizes<L>);
 }
 
 /// S~ and z~ of all query blocks, and what follows them.
@@ -159,7 +159,7 @@ void take_up_states(const Unit<L, T>& unit, Index matrix, const SummaryRows<A>& 
   from.key_sums.data += next;
   const SummaryRows<A> to = mixed.row_range(structured_key_blocks(unit), states);
   for (Index r = 0; r < states; ++r) {
-    if (unit.orientation == Orientation::transposed)
+    if (unit.orientation() == Orientation::transposed)
       transpose<A>(to.summary(r), from.summary(r));
     else
       copy_row(to.summaries.row(r), from.summaries.row(r), from.summaries.cols);

@@ -49,7 +49,7 @@ MHLA_ONCE_A_CALL SummaryRows<A> mix_group(const Unit<L, T>& unit, Index matrix,
                                           const RowGroups& groups, Index group,
                                           const SlotScratch<A>& scratch, bool summaries_wanted) {
   const SummaryRows<A> mixed(scratch.mixed_summaries.data, scratch.mixed_key_sums.data,
-                             unit.extents(), unit.orientation, groups.begin(group),
+                             unit.extents(), unit.orientation(), groups.begin(group),
                              groups.size(group), mixes_key_sums<L>);
   const Panel<const A> rows = unit.mixing(matrix).row_range(mixed.first, groups.size(group));
   const auto mix_rows = [&](const Panel<A>& from, const Panel<A>& to) {

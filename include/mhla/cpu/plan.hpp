@@ -231,7 +231,6 @@ struct Unit {
   Index kv_head;
   const UnitMemory<A>& memory;
   SummaryRows<A> summaries;              // S and z of every key block
-  Orientation orientation;               // of all summaries
   Span<const MixingProduct> products{};  // of a structured mixing
   // Of a stage:
   Index other_queries = 0;  // blocks of the sequence that it lacks
@@ -242,6 +241,10 @@ struct Unit {
 
   const Plan<L, A>& plan() const { return operands.plan; }
   const Extents& extents() const { return operands.plan.extents; }
+  /// Of all summaries.
+  Orientation orientation() const {
+    return plan().is_backward ? Orientation::transposed : Orientation::not_transposed;
+  }
 
   /// Its rows in a tensor of queries, for query head g, and in one of keys.
   template <class Stored>

@@ -51,9 +51,8 @@ class StageRun {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       const Operands<L, T> operands{{{}, call.k, call.v, {}}, lower(attention_), plan};
       for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
-        summarize_for_float_mixing(at.with(at.sums(call.summaries, Orientation::not_transposed),
-                                           Orientation::not_transposed),
-                                   loop);
+        summarize_for_float_mixing(
+            at.with_rows(at.sums(call.summaries, Orientation::not_transposed)), loop);
       });
     });
   }
@@ -108,7 +107,7 @@ class StageRun {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
       for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
-        const Unit<L, T> unit = at.with({}, Orientation::transposed);
+        const Unit<L, T> unit = at.with_rows({});
         mix_stage_gradient(unit, at.sums(call.summary_gradients, Orientation::transposed),
                            at.matrix_sums(read_only(call.mixtures), Orientation::transposed), loop);
       });
@@ -124,7 +123,7 @@ class StageRun {
       BackwardRequest<L, T> to_mix = request;
       to_mix.update = Update::accumulate;
       for_each_unit(operands, to_mix, backward, [&](const At& at, const ExecutorRef& loop) {
-        const Unit<L, T> unit = at.with({}, Orientation::transposed);
+        const Unit<L, T> unit = at.with_rows({});
         if constexpr (is_causal_within_block<V> && normalizes<V>)
           at.for_each_denominator(
               unit, call.denominators,

@@ -65,7 +65,7 @@ struct StageUnit {
   }
 
   /// The unit's blocks, with `summaries`.
-  Unit<L, T> with(const SummaryRows<A>& summaries, Orientation orientation) const {
+  Unit<L, T> with_rows(const SummaryRows<A>& summaries) const {
     const Problem& problem = plan.problem;
     const Index item = at / problem.shape.kv_heads;
     const auto used_of = [&](Span<const Index> blocks, const Grid& grid) {
@@ -85,20 +85,17 @@ struct StageUnit {
             at % problem.shape.kv_heads,
             memory,
             summaries,
-            orientation,
             {},
             all - queries};
   }
   /// The unit with the caller's sums, where they are, and states.
   Unit<L, T> with(const Sums<A>& of) const {
-    constexpr Orientation orientation = Orientation::not_transposed;
-    return with_states(of, with(sums(read_only(of.summaries), orientation), orientation));
+    return with_states(of, with_rows(sums(read_only(of.summaries), Orientation::not_transposed)));
   }
   /// The unit with the caller's sums transposed into its own memory, and states.
   Unit<L, T> with_transposed(const Sums<A>& of, const ExecutorRef& loop) const {
-    const Unit<L, T> unit = with(summary_rows<L>(plan.extents, plan.problem.key_blocks,
-                                                 memory.summaries.data, Orientation::transposed),
-                                 Orientation::transposed);
+    const Unit<L, T> unit = with_rows(summary_rows<L>(
+        plan.extents, plan.problem.key_blocks, memory.summaries.data, Orientation::transposed));
     take_up_summaries(unit, sums(of.summaries, Orientation::not_transposed), loop);
     for (Index b = of.summaries.extent[0]; b < unit.keys.blocks; ++b)  // that are not seen
       set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));

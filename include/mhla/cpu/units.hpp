@@ -111,7 +111,6 @@ SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries,
 /// or if its summaries are in pairs z alone.
 template <class L, class T, class A>
 Unit<L, T> unit_of(const Operands<L, T>& operands, Index head, const UnitMemory<A>& memory,
-                   Orientation orientation = Orientation::not_transposed,
                    std::type_identity_t<A>* summaries = nullptr, bool in_pairs = false) {
   const Plan<L, A>& plan = operands.plan;
   const Index kv_heads = plan.problem.shape.kv_heads;
@@ -119,14 +118,13 @@ Unit<L, T> unit_of(const Operands<L, T>& operands, Index head, const UnitMemory<
     return UnitBlocks{table.sequences[head / kv_heads], table};
   };
   const UnitBlocks keys = blocks_of(plan.tables.keys);
-  Unit<L, T> unit{operands,   blocks_of(plan.tables.queries), keys, head % kv_heads, memory, {},
-                  orientation};
+  Unit<L, T> unit{operands, blocks_of(plan.tables.queries), keys, head % kv_heads, memory, {}};
   unit.in_pairs = in_pairs;
   if (summaries != nullptr)
-    unit.summaries = summary_rows<L>(plan.extents, keys.blocks, summaries, orientation);
+    unit.summaries = summary_rows<L>(plan.extents, keys.blocks, summaries, unit.orientation());
   else if (in_pairs)
-    unit.summaries = SummaryRows<A>(nullptr, memory.summaries.data, plan.extents, orientation, 0,
-                                    keys.blocks, normalizes<L>);
+    unit.summaries = SummaryRows<A>(nullptr, memory.summaries.data, plan.extents,
+                                    unit.orientation(), 0, keys.blocks, normalizes<L>);
   if constexpr (is_structured<L>)
     unit.products = plan.structure.products(keys.blocks, false, memory.mixing_products);
   return unit;
@@ -227,13 +225,12 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
     const TensorView<T, 4> results = value_columns(y, first_column, columns);
     if constexpr (std::is_same_v<T, BFloat16> && !is_structured<L>) {
       if (plan.pairs) {
-        const Unit<L, T> unit =
-            unit_of(part, head, memory, Orientation::not_transposed, nullptr, true);
+        const Unit<L, T> unit = unit_of(part, head, memory, nullptr, true);
         if (forward_in_pairs(unit, to, results, loop)) return;
       }
     }
     A* const summaries = kept != nullptr && forward.parts == 1 ? kept : memory.summaries.data;
-    const Unit<L, T> unit = unit_of(part, head, memory, Orientation::not_transposed, summaries);
+    const Unit<L, T> unit = unit_of(part, head, memory, summaries);
     summarize_for_float_mixing(unit, loop);
     if (kept != nullptr && forward.parts > 1)
       for (Index b = 0; b < unit.keys.blocks; ++b)
@@ -345,15 +342,14 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
     if constexpr (std::is_same_v<T, BFloat16> && rounds_backward<L>) {
       if (plan.pairs) {
         const Unit<L, T> unit =
-            unit_of(operands, head, memory, Orientation::transposed,
-                    is_structured<L> ? memory.summaries.data : nullptr, !is_structured<L>);
+            unit_of(operands, head, memory, is_structured<L> ? memory.summaries.data : nullptr,
+                    !is_structured<L>);
         left = backward_in_pairs(unit, request, kept, loop);
         if (!left.query() && !left.mixed_summaries()) return;
         kept = nullptr;  // rounded
       }
     }
-    const Unit<L, T> unit =
-        unit_of(operands, head, memory, Orientation::transposed, memory.summaries.data);
+    const Unit<L, T> unit = unit_of(operands, head, memory, memory.summaries.data);
     if (kept == nullptr) {
       summarize_unit(unit, loop);
     } else {

@@ -30,7 +30,7 @@ void summarize_block(const Unit<L, BFloat16>& unit, Index b, const Centers* cent
   const BlockSpan& block = unit.keys[b];
   const PairedSummaries summaries = paired_summaries(unit);
   const bool keeps = kept.whole.summaries.rows > 0;
-  const bool not_transposed = unit.orientation == Orientation::not_transposed;
+  const bool not_transposed = unit.orientation() == Orientation::not_transposed;
   // What rounding_shows asks for.
   const bool sums_up = not_transposed && !is_causal<L> && !kept.alone;
   const Span<float> key_sum = unit.summaries.key_sum(b);
