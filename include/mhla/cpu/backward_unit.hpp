@@ -43,75 +43,87 @@ inline constexpr bool keeps_denominators = is_causal_within_block<L>&& normalize
 
 /// dS~ and dz~ of one mixing matrix of the unit, all query blocks. A structured mixing has them in
 /// one place for all matrices.
-template <class L, class A>
-SummaryRows<A> mixed_gradients(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix) {
-  const Extents& e = plan.extents;
-  if constexpr (is_structured<L>) return structured_gradients(plan, unit).mixed;
+template <class L, class T, class A = Accumulator<T>>
+SummaryRows<A> mixed_gradients(const Unit<L, T>& unit, Index matrix) {
+  const Extents& e = unit.extents();
+  if constexpr (is_structured<L>) return structured_gradients(unit).mixed;
   const Index row = matrix * e.query_blocks;
   return SummaryRows<A>(unit.memory.grad_mixed_summaries.data + row * e.summary_stride(),
                         unit.memory.grad_mixed_key_sums.data + row * e.feature_dim, e,
-                        unit.orientation, 0, unit.queries.blocks, mixes_key_sums<L>);
+                        unit.orientation(), 0, unit.queries.blocks, mixes_key_sums<L>);
 }
 
 /// Where a query head's dQ^r of a tile waits until dR is known (MixedProduct).
-template <class L, class A>
-Panel<A> waiting_query_features(const Plan<L, A>& plan, const Unit<A>& unit, Index g, Index block,
+template <class L, class T, class A = Accumulator<T>>
+Panel<A> waiting_query_features(const Unit<L, T>& unit, Index g, Index block,
                                 const TokenTile& tile) {
-  const Extents& e = plan.extents;
+  const Extents& e = unit.extents();
   const Index token = block * e.block_tokens + tile.offset;
   return panel(unit.memory.grad_features.data + (g * e.query_tokens + token) * e.feature_dim,
                tile.tokens, e.feature_dim);
 }
 
-/// The rest of MixedProduct's adjoint: dR, then dz_b and dq, which waited for dR.
+/// dq of a tile of query head g, and dk of a tile of keys, if they are wanted.
 template <class L, class T, class A>
-void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
-                                     const BackwardRequest<L, T>& request, const Unit<A>& unit,
+void unpack_query_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request, Index g,
+                           const TokenTile& tile, const FeatureGradients<A>& gradients,
+                           const RowBuffers<A>& row) {
+  if (request.query())
+    unpack_feature_gradient(query_features_of(unit, tile), unit.query_rows(g, unit.operands.q),
+                            gradients, unit.query_rows(g, request.gradients.query.view),
+                            request.update, row);
+}
+template <class L, class T, class A>
+void unpack_key_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request,
+                         const TokenTile& tile, const FeatureGradients<A>& gradients,
+                         const RowBuffers<A>& row) {
+  if (request.gradients.key.wanted)
+    unpack_feature_gradient(key_features_of(unit, tile), unit.key_rows(unit.operands.k), gradients,
+                            unit.key_rows(request.gradients.key.view), request.update, row);
+}
+
+/// The rest of MixedProduct's adjoint: dR, then dz_b and dq, which waited for dR.
+template <class L, class T>
+void mixed_products_of_unit_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request,
                                      const ExecutorRef& loop) {
-  const Plan<L, A>& plan = operands.plan;
-  const Extents& e = plan.extents;
+  using A = Accumulator<T>;
+  const Extents& e = unit.extents();
   const Span<A> grad_products = unit.memory.denominators;  // which are no longer needed
   loop.parallel_for(e.group_size, [&](Index g, Index) {
-    multiply_left_transposed<A>(head_offsets(e, grad_products, g), unit_mixing(plan, unit, g),
+    multiply_left_transposed<A>(head_offsets(e, grad_products, g), unit.mixing(g),
                                 head_offsets(e, unit.memory.grad_denominators, g));
   });
   loop.parallel_for(unit.queries.blocks, [&](Index i, Index slot) {
-    const SlotScratch<A>& scratch = plan.scratch[slot];
-    const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
+    const SlotScratch<A>& scratch = unit.plan().scratch[slot];
     const Span<A> grad_key_sum{unit.memory.grad_key_sums.data + i * e.feature_dim, e.feature_dim};
     std::fill_n(grad_key_sum.data, grad_key_sum.size, A(0));
-    for (Index g = 0; g < e.group_size; ++g) {
-      for (Index t = 0; t < block.tiles; ++t) {
-        const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + t];
+    for (Index g = 0; g < e.group_size; ++g)
+      for (const TokenTile& tile : unit.queries.tiles_of(i)) {
         const Span<A> weight = tile_offsets(e, grad_products, g, i, tile);
         if (request.gradients.key.wanted) {
-          const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, scratch);
+          const FeaturePanels<A> q = pack_query_tile(unit, g, tile, scratch);
           weighted_row_sum<A>(grad_key_sum, q.features, weight, Into::add);
         }
-        if (!request.query()) continue;
-        unpack_feature_gradient(features_of(operands, operands.scale(), plan.tables.queries, tile),
-                                query_rows(plan, unit, g, operands.q),
-                                FeatureGradients<A>{waiting_query_features(plan, unit, g, i, tile),
-                                                    weight, every_row(unit.summaries.key_sum(i))},
-                                query_rows(plan, unit, g, request.gradients.query.view),
-                                request.update, scratch.row);
+        unpack_query_gradient(unit, request, g, tile,
+                              FeatureGradients<A>{waiting_query_features(unit, g, i, tile), weight,
+                                                  every_row(unit.summaries.key_sum(i))},
+                              scratch.row);
       }
-    }
   });
 }
 
 /// dS and dz of key blocks from `first` on: mixes what queries send back to them, from(matrix).
-template <class L, class A, class From>
-void mix_blocks_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index first,
-                         const SummaryRows<A>& to, const From& from, bool summaries_wanted = true,
+template <class L, class T, class A, class From>
+void mix_blocks_gradient(const Unit<L, T>& unit, Index first, const SummaryRows<A>& to,
+                         const From& from, bool summaries_wanted = true,
                          bool key_sums_wanted = true) {
-  const Problem& problem = plan.problem;
+  const Problem& problem = unit.plan().problem;
   [[maybe_unused]] const Index lag =
       lag_of(sight_of<L>) + problem.keys.first - problem.queries.first;
   const auto mix_back = [&](Panel<A> SummaryRows<A>::*width) {
-    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
+    for (Index matrix = 0; matrix < unit.extents().matrices; ++matrix) {
       const Into into = matrix == 0 ? Into::overwrite : Into::add;
-      const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
+      const Panel<const A> mixing = unit.mixing(matrix);
       if constexpr (is_causal<L>) {
         mix_past_summary_gradient<A>(mixing, first, lag, from(matrix).*width, to.*width, into);
       } else {
@@ -126,22 +138,19 @@ void mix_blocks_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index firs
 
 /// dS and dz of a group of key blocks, in the scratch of a slot; dS only if it is asked for.
 template <class L, class T, class A>
-SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
-                                  const BackwardRequest<L, T>& request, const Unit<A>& unit,
+SummaryRows<A> mix_group_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request,
                                   const RowGroups& groups, Index group,
                                   const SlotScratch<A>& scratch, bool summaries_wanted = true) {
-  const Plan<L, A>& plan = operands.plan;
-  const SummaryRows<A> grad(scratch.mixed_summaries.data, scratch.mixed_key_sums.data, plan.extents,
-                            unit.orientation, groups.begin(group), groups.size(group),
-                            normalizes<L>);
-  if (plan.extents.matrices == 0) {  // no query head reads this kv head
+  const SummaryRows<A> grad(scratch.mixed_summaries.data, scratch.mixed_key_sums.data,
+                            unit.extents(), unit.orientation(), groups.begin(group),
+                            groups.size(group), normalizes<L>);
+  if (unit.extents().matrices == 0) {  // no query head reads this kv head
     if (summaries_wanted) set_zero(grad.summaries);
     set_zero(grad.key_sums);
   }
   mix_blocks_gradient(
-      plan, unit, grad.first, grad,
-      [&](Index matrix) { return mixed_gradients(plan, unit, matrix); }, summaries_wanted,
-      request.gradients.key.wanted);
+      unit, grad.first, grad, [&](Index matrix) { return mixed_gradients(unit, matrix); },
+      summaries_wanted, request.gradients.key.wanted);
   return grad;
 }
 
@@ -166,27 +175,23 @@ template <class By>
 void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) {
   using L = typename By::Variant;
   using A = typename By::A;
-  const auto& operands = by.operands;
   const auto& unit = by.unit;
   const auto& request = by.request;
-  const Plan<L, A>& plan = operands.plan;
-  const Extents& e = plan.extents;
-  const BlockTable& table = plan.tables.queries;
-  const TokenTile& tile = table.tiles[at.index];
-  const BlockSpan& block = table.blocks[unit.queries.first_block + at.block];
-  const auto queries = query_rows(plan, unit, g, operands.q);
-  const auto grad_outputs = query_rows(plan, unit, g, request.dy);
-  const auto results = query_rows(plan, unit, g, request.gradients.query.view);
-  const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, at.scratch);
-  const Span<const A> denominators = tile_denominators(operands, unit, at, g, q.features);
+  const Extents& e = unit.extents();
+  const TokenTile& tile = at.tile();
+  const auto queries = unit.query_rows(g, unit.operands.q);
+  const auto grad_outputs = unit.query_rows(g, request.dy);
+  const auto results = unit.query_rows(g, request.gradients.query.view);
+  const FeaturePanels<A> q = pack_query_tile(unit, g, tile, at.scratch);
+  const Span<const A> denominators = tile_denominators(unit, at, g, q.features);
   const Panel<const A> u =
-      pack_grad_numerators(operands, grad_outputs, tile, denominators, at.scratch);
-  const auto heads = plan.heads_of(at.matrix);
-  const bool first = at.index == block.first_tile && g == heads.first;
-  const bool last = at.index + 1 == block.first_tile + block.tiles && g + 1 == heads.last;
-  Prefetch now = prefetch_tile(table, unit.queries, at.index, {results});
-  Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, {queries, grad_outputs});
-  by.prefetch(at, at.index - block.first_tile, block.tiles, now, next);
+      pack_grad_numerators(unit, g, request.dy, tile, denominators, at.scratch);
+  const auto heads = unit.plan().heads_of(at.matrix);
+  const bool first = at.part() == 0 && g == heads.first;
+  const bool last = at.part() + 1 == at.parts() && g + 1 == heads.last;
+  Prefetch now = prefetch_tile(unit.queries, at.index, {results});
+  Prefetch next = prefetch_tile(unit.queries, at.index + 1, {queries, grad_outputs});
+  by.prefetch(at, now, next);
   if (request.mixed_summaries()) by.add_summary_gradient(at, q.rotated, u, first, last, &next);
   if constexpr (keeps_denominators<L>)
     copy_row(tile_offsets(e, unit.memory.denominators, g, at.block, tile).data, denominators.data,
@@ -203,16 +208,13 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
 
     const Into into = first ? Into::overwrite : Into::add;
     if (request.mixed_summaries())
-      weighted_row_sum<A>(mixed_gradients(plan, unit, at.matrix).key_sum(at.block), q.features, c,
-                          into);
+      weighted_row_sum<A>(mixed_gradients(unit, at.matrix).key_sum(at.block), q.features, c, into);
     by.add_mean_gradient(at, q.features, u, into);
     total.weights = c;
     total.unrotated = every_row(at.mixed.key_sum(at.block));
     if (is_causal_within_block<L>) total.unrotated = at.own.key_sums.placed();
   }
-  if (request.query())
-    unpack_feature_gradient(features_of(operands, operands.scale(), table, tile), queries, total,
-                            results, request.update, at.scratch.row);
+  unpack_query_gradient(unit, request, g, tile, total, at.scratch.row);
 }
 
 /// dq if it is complete, dS~ and dz~ or C, of every query block of the unit. A structured mixing
@@ -233,11 +235,9 @@ template <class By>
 void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
   using L = typename By::Variant;
   using A = typename By::A;
-  const auto& operands = by.operands;
   const auto& unit = by.unit;
   const auto& request = by.request;
-  const Plan<L, A>& plan = operands.plan;
-  const Extents& e = plan.extents;
+  const Extents& e = unit.extents();
   const SlotScratch<A>& scratch = k.scratch;
   const KeyGradients<A> own = by.own_gradients(k);
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
@@ -249,14 +249,14 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
     }
     set_zero(own.features);
 
-    const auto heads = plan.heads_of(matrix);
+    const auto heads = unit.plan().heads_of(matrix);
     for (Index g = heads.first; g < heads.last; ++g) {
-      const FeaturePanels<A> q = pack_query_tile(operands, unit, g, k.tile, scratch);
+      const FeaturePanels<A> q = pack_query_tile(unit, g, k.tile, scratch);
       Span<const A> denominators;
       if constexpr (normalizes<L>)
         denominators = tile_offsets(e, unit.memory.denominators, g, k.block, k.tile);
-      const Panel<const A> u = pack_grad_numerators(operands, query_rows(plan, unit, g, request.dy),
-                                                    k.tile, denominators, scratch);
+      const Panel<const A> u =
+          pack_grad_numerators(unit, g, request.dy, k.tile, denominators, scratch);
       by.add_own_queries(k, matrix, q.rotated, u, own, k.last && g == heads.first);
       if (normalizes<L> && request.own_keys())
         add_weighted_rows<A>(own.features,
@@ -271,9 +271,10 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
         copy_row(own.features.row(t), running, e.feature_dim);
       }
     }
-    add_own_gradients(
-        request, own_weight(plan, unit, matrix, k.block), k.features, own, k.gradients,
-        request.mixing() ? unit.memory.grad_mixing.row(matrix) + plan.own_entry(k.block) : nullptr);
+    add_own_gradients(request, unit.own_weight(matrix, k.block), k.features, own, k.gradients,
+                      request.mixing()
+                          ? unit.memory.grad_mixing.row(matrix) + unit.plan().own_entry(k.block)
+                          : nullptr);
   }
 }
 
@@ -284,17 +285,15 @@ void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures
   using L = typename By::Variant;
   using T = typename By::Scalar;
   using A = typename By::A;
-  const auto& operands = by.operands;
   const auto& unit = by.unit;
   const auto& request = by.request;
-  const Plan<L, A>& plan = operands.plan;
-  const Extents& e = plan.extents;
-  const BlockTable& table = plan.tables.keys;
-  const BlockSpan& block = table.blocks[unit.keys.first_block + b];
-  const TokenRows<const T> keys = key_rows(unit, operands.k);
-  const TokenRows<const T> values = key_rows(unit, operands.v);
-  const TokenRows<T> key_results = key_rows(unit, request.gradients.key.view);
-  const TokenRows<T> value_results = key_rows(unit, request.gradients.value.view);
+  const Extents& e = unit.extents();
+  const BlockTable& table = unit.keys.table;
+  const BlockSpan& block = unit.keys[b];
+  const TokenRows<const T> keys = unit.key_rows(unit.operands.k);
+  const TokenRows<const T> values = unit.key_rows(unit.operands.v);
+  const TokenRows<T> key_results = unit.key_rows(request.gradients.key.view);
+  const TokenRows<T> value_results = unit.key_rows(request.gradients.value.view);
   const bool values_in_one_step = !is_causal_within_block<L> &&
                                   By::writes_in_place(value_results) &&
                                   request.update == Update::overwrite;
@@ -304,8 +303,8 @@ void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures
   for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {
     const auto k = by.pack_key_tile({b, table.tiles[t], t == block.first_tile,
                                      t + 1 == block.first_tile + block.tiles, scratch});
-    Prefetch results = prefetch_tile(table, unit.keys, t, {value_results, key_results});
-    Prefetch next = prefetch_tile(table, unit.keys, t - 1, {keys, values});
+    Prefetch results = prefetch_tile(unit.keys, t, {value_results, key_results});
+    Prefetch next = prefetch_tile(unit.keys, t - 1, {keys, values});
     by.prefetch(mixed, b, t - block.first_tile, block.tiles, results);
     if (request.gradients.key.wanted) by.key_gradient(k, grad, &results);
     if (request.gradients.value.wanted)
@@ -318,13 +317,11 @@ void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures
     if (request.gradients.value.wanted && !values_in_one_step)
       scatter<T, A>(table, k.tile, k.gradients.values.col_range(0, e.value_dim), {}, value_results,
                     request.update);
-    if (!request.gradients.key.wanted) continue;
     FeatureGradients<A> total{k.gradients.rotated.col_range(0, e.feature_dim)};
     if (normalizes<L>)
       total.unrotated =
           is_causal_within_block<L> ? k.gradients.features.placed() : every_row(grad.key_sum);
-    unpack_feature_gradient(features_of(operands, A(1), table, k.tile), keys, total, key_results,
-                            request.update, scratch.row);
+    unpack_key_gradient(unit, request, k.tile, total, scratch.row);
   }
 }
 
@@ -333,9 +330,9 @@ template <class By>
 void summarize_unit_gradient(const By& by, const ExecutorRef& loop) {
   using Mixtures = typename By::Mixtures;
   const auto& unit = by.unit;
-  const auto& plan = by.operands.plan;
+  const auto& plan = unit.plan();
   if constexpr (is_structured<typename By::Variant>) {
-    const Mixtures grad{structured_gradients(plan, unit).keys};
+    const Mixtures grad{structured_gradients(unit).keys};
     loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
       summarize_block_gradient(by, b, grad, plan.scratch[slot]);
     });
@@ -355,19 +352,17 @@ void summarize_unit_gradient(const By& by, const ExecutorRef& loop) {
 template <class By>
 MHLA_ONCE_A_CALL void backward_unit(const By& by, const ExecutorRef& loop) {
   using L = typename By::Variant;
-  const auto& operands = by.operands;
   const auto& unit = by.unit;
   const auto& request = by.request;
-  if constexpr (mixes_products<L>) mixed_products_of_unit(operands, unit, loop);
+  if constexpr (mixes_products<L>) mixed_products_of_unit(unit, loop);
   read_out_unit_gradient(by, loop, [&]([[maybe_unused]] Index matrix) {
     if constexpr (is_structured<L>)
-      if (request.mixed_summaries())
-        mix_unit_gradient(operands.plan, unit, matrix, request.mixing(), loop);
+      if (request.mixed_summaries()) mix_unit_gradient(unit, matrix, request.mixing(), loop);
   });
   if (!is_structured<L> && request.mixing()) by.add_mixing_gradient(loop);
   if constexpr (mixes_products<L>) {
     if (request.query() || request.gradients.key.wanted)
-      mixed_products_of_unit_gradient(operands, request, unit, loop);
+      mixed_products_of_unit_gradient(unit, request, loop);
   }
   if (request.keys() || (is_causal_within_block<L> && request.mixing()))
     summarize_unit_gradient(by, loop);

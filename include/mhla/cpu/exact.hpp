@@ -9,23 +9,23 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// S_b and z_b of every key block.
-template <class L, class T, class A>
-void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const ExecutorRef& loop) {
-  const Plan<L, A>& plan = operands.plan;
-  const BlockTable& table = plan.tables.keys;
-  const TokenRows<const T> keys = key_rows(unit, operands.k);
-  const TokenRows<const T> values = key_rows(unit, operands.v);
+template <class L, class T>
+void summarize_unit(const Unit<L, T>& unit, const ExecutorRef& loop) {
+  using A = Accumulator<T>;
+  const BlockTable& table = unit.keys.table;
+  const TokenRows<const T> keys = unit.key_rows(unit.operands.k);
+  const TokenRows<const T> values = unit.key_rows(unit.operands.v);
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
-    const SlotScratch<A>& scratch = plan.scratch[slot];
-    const BlockSpan& block = table.blocks[unit.keys.first_block + b];
+    const SlotScratch<A>& scratch = unit.plan().scratch[slot];
+    const BlockSpan& block = unit.keys[b];
     if (block.tiles == 0) set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
     for (Index i = 0; i < block.tiles; ++i) {
       const TokenTile& tile = table.tiles[block.first_tile + i];
-      const FeaturePanels<A> k = pack_tile(operands, A(1), table, tile, keys, scratch);
-      Prefetch next = prefetch_tile(table, unit.keys, block.first_tile + i + 1, {keys, values});
+      const FeaturePanels<A> k = pack_key_tile(unit, tile, scratch);
+      Prefetch next = prefetch_tile(unit.keys, block.first_tile + i + 1, {keys, values});
       prefetch_summary(unit.summaries, b + 1, i, block.tiles, next);
       summarize<A>(k.features, k.rotated, readable_rows<T, A>(table, tile, values, scratch.values),
-                   unit.orientation, unit.summaries.summary(b),
+                   unit.orientation(), unit.summaries.summary(b),
                    {unit.summaries.key_sum(b), scratch.key_sum_rest},
                    i == 0 ? Into::overwrite : Into::add, &next);
     }
@@ -33,10 +33,10 @@ void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const E
 }
 
 /// Adds the unit's part of dmix, [matrices, query blocks, key blocks].
-template <class L, class T, class A>
-void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& unit,
-                              const ExecutorRef& loop) {
-  const Plan<L, A>& plan = operands.plan;
+template <class L, class T>
+void mix_unit_matrix_gradient(const Unit<L, T>& unit, const ExecutorRef& loop) {
+  using A = Accumulator<T>;
+  const Plan<L, A>& plan = unit.plan();
   const Extents& e = plan.extents;
   const Index most = matrix_gradient_cols(unit.keys.blocks);
   const MatrixRows rows{plan.problem.queries.first, unit.queries.blocks + unit.other_queries};
@@ -58,7 +58,7 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
       }
     };
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
-      const SummaryRows<A> grad = mixed_gradients(plan, unit, matrix);
+      const SummaryRows<A> grad = mixed_gradients(unit, matrix);
       add(grad.summaries, unit.summaries.summaries, matrix);
       if constexpr (mixes_key_sums<L>) add(grad.key_sums, unit.summaries.key_sums, matrix);
     }
@@ -85,17 +85,16 @@ struct Forward {
     SummaryRows<A> rows;
   };
 
-  const Operands<L, T>& operands;
-  const Unit<A>& unit;
+  const Unit<L, T>& unit;
 
   /// Groups of `rows` blocks that mix `terms` others, `adds` one matrix after another.
   RowGroups groups(Index rows, Index terms, bool adds, const ExecutorRef& loop) const {
-    return shared_row_groups<L>(operands.plan.extents, rows, terms,
-                                adds ? Into::add : Into::overwrite, loop.num_slots());
+    return shared_row_groups<L>(unit.extents(), rows, terms, adds ? Into::add : Into::overwrite,
+                                loop.num_slots());
   }
   Mixtures mix(Index matrix, const RowGroups& groups, Index group, const SlotScratch<A>& scratch,
                bool summaries_wanted) const {
-    return {mix_group(operands.plan, unit, matrix, groups, group, scratch, summaries_wanted)};
+    return {mix_group(unit, matrix, groups, group, scratch, summaries_wanted)};
   }
   /// S~ of a block.
   static Panel<A> summary(const Mixtures& mixed, Index block, const SlotScratch<A>&) {
@@ -104,38 +103,31 @@ struct Forward {
   static void begin_block(Index, Index, bool, const SlotScratch<A>&) {}
   static void end_block(Index, Index) {}
 
-  /// Packs a query tile's own keys and values, and advances z~_i to p of the tile's last token.
+  /// Packs a query tile's own values.
   void pack_own_tile(Tile& at) const {
-    const BlockTable& table = operands.plan.tables.queries;
-    const TokenTile& tile = table.tiles[at.index];
-    at.own =
-        pack_own_keys(operands, unit, tile, own_weight(operands.plan, unit, at.matrix, at.block),
-                      at.mixed.key_sum(at.block), at.scratch);
-    at.own.values =
-        readable_panel<T>(table, tile, key_rows(unit, operands.v), at.scratch.own.values);
+    at.own.values = readable_panel<T>(unit.queries.table, at.tile(), unit.key_rows(unit.operands.v),
+                                      at.scratch.own.values);
   }
   /// Adds the tile to P, which later tiles of its block read.
   void absorb_own_tile(const Tile& at) const {
-    summarize<A>(at.own.features, at.own.rotated, at.own.values.placed(), unit.orientation,
+    summarize<A>(at.own.features, at.own.rotated, at.own.values.placed(), unit.orientation(),
                  at.summary, {}, Into::add, nullptr);
   }
 
   /// y of a tile of query head g.
   void read_out(const Tile& at, Index g, const TensorView<T, 4>& y) const {
-    const Plan<L, A>& plan = operands.plan;
-    const BlockTable& table = plan.tables.queries;
-    const TokenTile& tile = table.tiles[at.index];
-    const TokenRows<const T> queries = query_rows(plan, unit, g, operands.q);
-    const TokenRows<T> results = query_rows(plan, unit, g, y);
-    const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, at.scratch);
-    const Span<const A> denominators = tile_denominators(operands, unit, at, g, q.features);
-    Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, {queries, results});
+    const BlockTable& table = unit.queries.table;
+    const TokenTile& tile = at.tile();
+    const TokenRows<const T> queries = unit.query_rows(g, unit.operands.q);
+    const TokenRows<T> results = unit.query_rows(g, y);
+    const FeaturePanels<A> q = pack_query_tile(unit, g, tile, at.scratch);
+    const Span<const A> denominators = tile_denominators(unit, at, g, q.features);
+    Prefetch next = prefetch_tile(unit.queries, at.index + 1, {queries, results});
     if constexpr (is_causal_within_block<L>)
-      next =
-          prefetch_tile(table, unit.queries, at.index + 1,
-                        {queries, results, key_rows(unit, operands.k), key_rows(unit, operands.v)});
-    const BlockSpan& block = table.blocks[unit.queries.first_block + at.block];
-    prefetch_summary(at.mixed, at.block + 1, at.index - block.first_tile, block.tiles, next);
+      next = prefetch_tile(
+          unit.queries, at.index + 1,
+          {queries, results, unit.key_rows(unit.operands.k), unit.key_rows(unit.operands.v)});
+    prefetch_summary(at.mixed, at.block + 1, at.part(), at.parts(), next);
 
     const Span<A> inverses{at.scratch.inverses.data, denominators.size};
     const bool invertible = invert<A>(denominators, inverses);
@@ -144,8 +136,9 @@ struct Forward {
                                    at.summary, inverses, &next);
     const Panel<A> there =
         denominators.size == 0 ? panel_in_place<A>(table, tile, results) : Panel<A>{};
-    const Panel<A> out =
-        there.rows > 0 ? there : panel(at.scratch.values.data, tile.tokens, plan.extents.value_dim);
+    const Panel<A> out = there.rows > 0
+                             ? there
+                             : panel(at.scratch.values.data, tile.tokens, unit.extents().value_dim);
     // The own block's contribution is added before the rows are scaled.
     const bool scaled = !is_causal_within_block<L> && invertible;
     multiply_into_rows<A>(out.placed(), q.rotated, at.summary, scaled ? inverses : Span<A>{},
@@ -173,34 +166,29 @@ struct Backward : Forward<L, T> {
   };
 
   const BackwardRequest<L, T>& request;
-  using Forward<L, T>::operands;
   using Forward<L, T>::unit;
-
-  const Plan<L, A>& plan() const { return operands.plan; }
 
   /// A block without tokens sends nothing back.
   void begin_block(Index matrix, Index i, bool empty, const SlotScratch<A>&) const {
     if (!empty) return;
-    const SummaryRows<A> grad = mixed_gradients(plan(), unit, matrix);
+    const SummaryRows<A> grad = mixed_gradients(unit, matrix);
     set_zero(grad.summary(i), grad.key_sum(i));
   }
-  void prefetch(const Tile& at, Index part, Index parts, Prefetch& now, Prefetch& next) const {
-    prefetch_summary(at.mixed, at.block + 1, part, parts, next);
-    prefetch_summary(mixed_gradients(plan(), unit, at.matrix), at.block + 1, part, parts, now);
+  void prefetch(const Tile& at, Prefetch& now, Prefetch& next) const {
+    prefetch_summary(at.mixed, at.block + 1, at.part(), at.parts(), next);
+    prefetch_summary(mixed_gradients(unit, at.matrix), at.block + 1, at.part(), at.parts(), now);
   }
   /// dS~_i^T (+)= U^T Q^r
   void add_summary_gradient(const Tile& at, const Panel<A>& rotated, const Panel<const A>& u,
                             bool first, bool, Prefetch* prefetch) const {
-    multiply_left_transposed<A>(mixed_gradients(plan(), unit, at.matrix).summary(at.block), u,
-                                rotated, first ? Into::overwrite : Into::add, prefetch);
+    multiply_left_transposed<A>(mixed_gradients(unit, at.matrix).summary(at.block), u, rotated,
+                                first ? Into::overwrite : Into::add, prefetch);
   }
   /// dQ^r
   Panel<A> query_gradient(const Tile& at, Index g, const Panel<const A>& u,
                           Prefetch* prefetch) const {
-    Panel<A> grad = panel(at.scratch.grad_features.data, u.rows, plan().extents.feature_dim);
-    if constexpr (mixes_products<L>)
-      grad =
-          waiting_query_features(plan(), unit, g, at.block, plan().tables.queries.tiles[at.index]);
+    Panel<A> grad = panel(at.scratch.grad_features.data, u.rows, unit.extents().feature_dim);
+    if constexpr (mixes_products<L>) grad = waiting_query_features(unit, g, at.block, at.tile());
     multiply_into_rows<A>(grad.placed(), u, at.summary, {}, prefetch);
     if constexpr (is_causal_within_block<L>) {  // tril(U V^T) (m_ii K^r)
       multiply_right_transposed<A>(at.own.scores, at.own.values, u);
@@ -215,16 +203,14 @@ struct Backward : Forward<L, T> {
   }
   static void add_mean_gradient(const Tile&, const Panel<A>&, const Panel<const A>&, Into) {}
 
-  void add_mixing_gradient(const ExecutorRef& loop) const {
-    mix_unit_matrix_gradient(operands, unit, loop);
-  }
+  void add_mixing_gradient(const ExecutorRef& loop) const { mix_unit_matrix_gradient(unit, loop); }
   /// dS and dz of a group of key blocks.
   Mixtures mix_back(const RowGroups& groups, Index group, const SlotScratch<A>& scratch) const {
-    return {mix_group_gradient(operands, request, unit, groups, group, scratch)};
+    return {mix_group_gradient(unit, request, groups, group, scratch)};
   }
   BlockGradient block_gradient(const Mixtures& mixed, Index b,
                                const SlotScratch<A>& scratch) const {
-    const Extents& e = plan().extents;
+    const Extents& e = unit.extents();
     BlockGradient grad{mixed.rows.summary(b),
                        panel(scratch.transposed.data, e.feature_dim, e.value_dim),
                        mixed.rows.key_sum(b)};
@@ -235,24 +221,24 @@ struct Backward : Forward<L, T> {
   }
 
   KeyGradients<A> gradient_panels(const TilePanels<A>& in, Index tokens) const {
-    const Extents& e = plan().extents;
+    const Extents& e = unit.extents();
     return {panel(in.grad_features.data, tokens, e.feature_dim),
             panel(in.grad_unrotated.data, keeps_denominators<L> ? tokens : 0, e.feature_dim),
             panel(in.grad_values.data, tokens, e.value_dim)};
   }
   /// Under Causal the tile's own queries meanwhile pass through the slot's panels.
   OwnKeys pack_key_tile(OwnKeys k) const {
-    const Extents& e = plan().extents;
+    const Extents& e = unit.extents();
     const SlotScratch<A>& scratch = k.scratch;
-    const BlockTable& table = plan().tables.keys;
+    const BlockTable& table = unit.keys.table;
     const TilePanels<A>& usual = scratch;
     const TilePanels<A>& panels = is_causal_within_block<L> ? scratch.own : usual;
     k.features = feature_panels<L, A>(panels, k.tile.tokens, e.feature_dim);
     k.keys = k.features.rotated;
-    k.values = readable_panel<T>(table, k.tile, key_rows(unit, operands.v), panels.values);
+    k.values = readable_panel<T>(table, k.tile, unit.key_rows(unit.operands.v), panels.values);
     k.gradients = gradient_panels(scratch, k.tile.tokens);
-    pack_features(features_of(operands, A(1), table, k.tile), key_rows(unit, operands.k),
-                  k.features, scratch.row);
+    pack_features(key_features_of(unit, k.tile), unit.key_rows(unit.operands.k), k.features,
+                  scratch.row);
     return k;
   }
   static void prefetch(const Mixtures& mixed, Index b, Index part, Index parts, Prefetch& next) {
@@ -268,7 +254,7 @@ struct Backward : Forward<L, T> {
   void value_gradient(const OwnKeys& k, const BlockGradient& grad, const TokenRows<T>* in_place,
                       Prefetch* prefetch) const {
     const Rows<A> results = in_place != nullptr
-                                ? in_place_of_products<A>(plan().tables.keys, k.tile, *in_place)
+                                ? in_place_of_products<A>(unit.keys.table, k.tile, *in_place)
                                 : k.gradients.values.placed();
     multiply_into_rows<A>(results, k.keys, grad.not_transposed, {}, prefetch);
   }
@@ -279,7 +265,7 @@ struct Backward : Forward<L, T> {
   }
   /// dP^T of one matrix: what later tiles have left.
   Panel<A> grad_running(const OwnKeys& k, Index matrix) const {
-    const Extents& e = plan().extents;
+    const Extents& e = unit.extents();
     return panel(k.scratch.own.grad_summaries.data + matrix * e.summary_size(), e.value_dim,
                  e.feature_dim);
   }

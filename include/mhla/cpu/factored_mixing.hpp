@@ -121,48 +121,45 @@ void for_each_column_range(Index width, const ExecutorRef& loop, const Run& run)
 
 /// Key blocks of the unit's work array: those of a whole grid count, also after a padded
 /// sequence's last token.
-template <class L, class A>
-Index structured_key_blocks(const Plan<L, A>& plan, const Unit<A>& unit) {
-  return plan.structure.layout_of(unit.keys.blocks).key_blocks();
+template <class L, class T>
+Index structured_key_blocks(const Unit<L, T>& unit) {
+  return unit.plan().structure.layout_of(unit.keys.blocks).key_blocks();
 }
 
 /// The work array of one width.
-template <class L, class A>
-MixingRows<A> work_array(const Plan<L, A>& plan, const Unit<A>& unit, const Panel<A>& inputs,
-                         const Panel<A>& others) {
-  return {{inputs.data, structured_key_blocks(plan, unit), inputs.cols, inputs.stride}, others};
+template <class L, class T, class A>
+MixingRows<A> work_array(const Unit<L, T>& unit, const Panel<A>& inputs, const Panel<A>& others) {
+  return {{inputs.data, structured_key_blocks(unit), inputs.cols, inputs.stride}, others};
 }
 
 /// Rows [first, rows) of `memory` for summaries and key sums.
-template <class L, class A>
-SummaryRows<A> structured_rows(const Plan<L, A>& plan, const Unit<A>& unit, Span<A> memory,
-                               Index rows, Index first) {
-  const Extents& e = plan.extents;
+template <class L, class T, class A>
+SummaryRows<A> structured_rows(const Unit<L, T>& unit, Span<A> memory, Index rows, Index first) {
+  const Extents& e = unit.extents();
   return SummaryRows<A>(memory.data + first * e.summary_stride(),
                         memory.data + rows * e.summary_stride() + first * e.feature_dim, e,
-                        unit.orientation, 0, rows - first, normalizes<L>);
+                        unit.orientation(), 0, rows - first, normalizes<L>);
 }
 
 /// S~ and z~ of all query blocks, and what follows them.
-template <class L, class A>
-SummaryRows<A> structured_mixtures(const Plan<L, A>& plan, const Unit<A>& unit) {
-  return structured_rows(plan, unit, unit.memory.mixed,
-                         plan.structure.num_rows() - plan.extents.key_blocks, 0);
+template <class L, class T, class A = Accumulator<T>>
+SummaryRows<A> structured_mixtures(const Unit<L, T>& unit) {
+  return structured_rows(unit, unit.memory.mixed,
+                         unit.plan().structure.num_rows() - unit.extents().key_blocks, 0);
 }
 
 /// The states before a stage's blocks, of matrix `matrix`, in the work array after S~: as the unit
 /// has sums, from where they were left, not transposed.
-template <class L, class A>
-void take_up_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
-                    const SummaryRows<A>& mixed) {
+template <class L, class T, class A>
+void take_up_states(const Unit<L, T>& unit, Index matrix, const SummaryRows<A>& mixed) {
   const Index states = unit.states.summaries.rows;
   SummaryRows<A> from = unit.states;
   const Index next = matrix * (from.summaries.cols + from.key_sums.cols);
   from.summaries.data += next;
   from.key_sums.data += next;
-  const SummaryRows<A> to = mixed.row_range(structured_key_blocks(plan, unit), states);
+  const SummaryRows<A> to = mixed.row_range(structured_key_blocks(unit), states);
   for (Index r = 0; r < states; ++r) {
-    if (unit.orientation == Orientation::transposed)
+    if (unit.orientation() == Orientation::transposed)
       transpose<A>(to.summary(r), from.summary(r));
     else
       copy_row(to.summaries.row(r), from.summaries.row(r), from.summaries.cols);
@@ -172,16 +169,16 @@ void take_up_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
 
 /// S~ and z~ by matrix `matrix`, in the memory of the unit, and what follows them; or rows of the
 /// work array from `first_row` on alone.
-template <class L, class A>
-SummaryRows<A> mix_unit(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
-                        const ExecutorRef& loop, bool summaries_wanted, Index first_row = 0) {
-  const SummaryRows<A> mixed = structured_mixtures(plan, unit);
-  take_up_states(plan, unit, matrix, mixed);
+template <class L, class T, class A = Accumulator<T>>
+SummaryRows<A> mix_unit(const Unit<L, T>& unit, Index matrix, const ExecutorRef& loop,
+                        bool summaries_wanted, Index first_row = 0) {
+  const SummaryRows<A> mixed = structured_mixtures(unit);
+  take_up_states(unit, matrix, mixed);
   const auto mix = [&](const Panel<A>& from, const Panel<A>& to) {
     for_each_column_range(to.cols, loop, [&](Index first, Index count) {
-      const MixingRows<A> rows = work_array(plan, unit, from, to).col_range(first, count);
+      const MixingRows<A> rows = work_array(unit, from, to).col_range(first, count);
       set_zero(rows.inputs.row_range(unit.keys.blocks, rows.inputs.rows - unit.keys.blocks));
-      mix_by_products(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), rows, first_row);
+      mix_by_products(unit.products, unit.matrix(matrix), rows, first_row);
     });
   };
   if (summaries_wanted) mix(unit.summaries.summaries, mixed.summaries);
@@ -196,37 +193,38 @@ struct StructuredGradients {
   SummaryRows<A> mixed;  // dS~ and dz~ of one matrix, and what follows them
 };
 
-template <class L, class A>
-StructuredGradients<A> structured_gradients(const Plan<L, A>& plan, const Unit<A>& unit) {
-  const Index rows = plan.structure.num_rows();
+template <class L, class T, class A = Accumulator<T>>
+StructuredGradients<A> structured_gradients(const Unit<L, T>& unit) {
+  const Index rows = unit.plan().structure.num_rows();
   const auto from = [&](Index first) {
-    return structured_rows(plan, unit, unit.memory.grad_mixed, rows, first);
+    return structured_rows(unit, unit.memory.grad_mixed, rows, first);
   };
-  return {from(0), from(structured_key_blocks(plan, unit))};
+  return {from(0), from(structured_key_blocks(unit))};
 }
 
 /// The adjoint of mix_unit: adds to dS and dz, which the first matrix clears, and to the
 /// coefficients' gradient, [matrices, coefficients], if that is wanted.
-template <class L, class A>
-void mix_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
-                       bool mixing_wanted, const ExecutorRef& loop) {
-  const StructuredGradients<A> grad = structured_gradients(plan, unit);
-  const SummaryRows<A> mixed = structured_mixtures(plan, unit);
-  const Index others = num_rows(unit.products) - structured_key_blocks(plan, unit);
+template <class L, class T>
+void mix_unit_gradient(const Unit<L, T>& unit, Index matrix, bool mixing_wanted,
+                       const ExecutorRef& loop) {
+  using A = Accumulator<T>;
+  const StructuredGradients<A> grad = structured_gradients(unit);
+  const SummaryRows<A> mixed = structured_mixtures(unit);
+  const Index others = num_rows(unit.products) - structured_key_blocks(unit);
   const Index left = unit.queries.blocks;
-  const Index after = unit.states_after ? plan.structure.num_states() : 0;
+  const Index after = unit.states_after ? unit.plan().structure.num_states() : 0;
   const auto pull_back = [&](Panel<A> SummaryRows<A>::*width) {
     const MixingRows<A> grads =
-        work_array(plan, unit, grad.keys.*width, (grad.mixed.*width).row_range(0, others));
+        work_array(unit, grad.keys.*width, (grad.mixed.*width).row_range(0, others));
     for_each_column_range(grads.width(), loop, [&](Index first, Index count) {
       const MixingRows<A> part = grads.col_range(first, count);
       if (matrix == 0) set_zero(part.inputs);
       // But dS~, which the readout has left, of blocks with tokens, and that of states after them.
       set_zero(part.others.row_range(left, others - left - after));
-      mix_by_products_gradient(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), part);
+      mix_by_products_gradient(unit.products, unit.matrix(matrix), part);
     });
     if (!mixing_wanted) return;
-    const MixingRows<A> values = work_array(plan, unit, unit.summaries.*width, mixed.*width);
+    const MixingRows<A> values = work_array(unit, unit.summaries.*width, mixed.*width);
     loop.parallel_for(unit.products.size, [&](Index product, Index) {
       mixing_coefficient_gradient(unit.products[product], grads, values,
                                   unit.memory.grad_mixing.row(matrix));

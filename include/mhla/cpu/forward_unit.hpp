@@ -21,44 +21,41 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// R and den of every query head of the unit (MixedProduct).
-template <class L, class T, class A>
-void mixed_products_of_unit(const Operands<L, T>& operands, const Unit<A>& unit,
-                            const ExecutorRef& loop) {
-  const Plan<L, A>& plan = operands.plan;
-  const Extents& e = plan.extents;
+template <class L, class T>
+void mixed_products_of_unit(const Unit<L, T>& unit, const ExecutorRef& loop) {
+  using A = Accumulator<T>;
+  const Extents& e = unit.extents();
   loop.parallel_for(e.group_size * unit.queries.blocks, [&](Index task, Index slot) {
     const Index g = task / unit.queries.blocks;
     const Index b = task % unit.queries.blocks;
-    const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + b];
-    for (Index i = 0; i < block.tiles; ++i) {
-      const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + i];
-      const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, plan.scratch[slot]);
+    for (const TokenTile& tile : unit.queries.tiles_of(b)) {
+      const FeaturePanels<A> q = pack_query_tile(unit, g, tile, unit.plan().scratch[slot]);
       row_products<A>(tile_offsets(e, unit.memory.products, g, b, tile), q.features,
                       Span<const A>(unit.summaries.key_sum(b)));
     }
   });
   loop.parallel_for(e.group_size, [&](Index g, Index) {
     const Panel<A> denominators = head_offsets(e, unit.memory.denominators, g);
-    multiply<A>(denominators, unit_mixing(plan, unit, g), head_offsets(e, unit.memory.products, g));
+    multiply<A>(denominators, unit.mixing(g), head_offsets(e, unit.memory.products, g));
     for (Index b = 0; b < denominators.rows; ++b)
       for (Index p = 0; p < denominators.cols; ++p)
-        denominators.row(b)[p] += static_cast<A>(operands.variant.normalizer.epsilon);
+        denominators.row(b)[p] += static_cast<A>(unit.operands.variant.normalizer.epsilon);
   });
 }
 
 /// S~_i and z~_i of a group of query blocks, in the scratch of a slot.
-template <class L, class A>
-MHLA_ONCE_A_CALL SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
+template <class L, class T, class A>
+MHLA_ONCE_A_CALL SummaryRows<A> mix_group(const Unit<L, T>& unit, Index matrix,
                                           const RowGroups& groups, Index group,
                                           const SlotScratch<A>& scratch, bool summaries_wanted) {
   const SummaryRows<A> mixed(scratch.mixed_summaries.data, scratch.mixed_key_sums.data,
-                             plan.extents, unit.orientation, groups.begin(group),
+                             unit.extents(), unit.orientation(), groups.begin(group),
                              groups.size(group), mixes_key_sums<L>);
-  const Panel<const A> rows =
-      unit_mixing(plan, unit, matrix).row_range(mixed.first, groups.size(group));
+  const Panel<const A> rows = unit.mixing(matrix).row_range(mixed.first, groups.size(group));
   const auto mix_rows = [&](const Panel<A>& from, const Panel<A>& to) {
     if constexpr (is_causal<L>) {
-      mix_past<A>(rows, plan.problem.queries.first + mixed.first, lag_of(sight_of<L>), from, to);
+      mix_past<A>(rows, unit.plan().problem.queries.first + mixed.first, lag_of(sight_of<L>), from,
+                  to);
     } else {
       mix<A>(rows, from, to);
     }
@@ -72,13 +69,14 @@ MHLA_ONCE_A_CALL SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>&
 template <class By, class Run>
 void for_each_tile_of_block(const By& by, bool own_wanted, typename By::Tile at, const Run& run) {
   using L = typename By::Variant;
-  const auto& plan = by.operands.plan;
-  const Index end =
-      at.index + plan.tables.queries.blocks[by.unit.queries.first_block + at.block].tiles;
-  const auto heads = plan.heads_of(at.matrix);
+  const Index end = at.index + at.parts();
+  const auto heads = by.unit.plan().heads_of(at.matrix);
   for (Index tile = at.index; tile < end; ++tile) {
     at.index = tile;
-    if constexpr (is_causal_within_block<L>) by.pack_own_tile(at);
+    if constexpr (is_causal_within_block<L>) {
+      at.own = pack_own_keys(by.unit, at);
+      by.pack_own_tile(at);
+    }
     for (Index g = heads.first; g < heads.last; ++g) run(at, g);
     if constexpr (is_causal_within_block<L>)
       if (own_wanted && tile + 1 < end) by.absorb_own_tile(at);
@@ -94,22 +92,23 @@ MHLA_ONCE_A_CALL void for_each_query_tile(const By& by, bool summaries_wanted,
   using L = typename By::Variant;
   using Mixtures = typename By::Mixtures;
   const auto& unit = by.unit;
-  const auto& plan = by.operands.plan;
+  const auto& plan = by.unit.plan();
   const auto run_group = [&](const RowGroups& groups, Index group, Index matrix,
                              const Mixtures& mixed, const auto& scratch) MHLA_ONCE_A_CALL {
     for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
-      const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
+      const BlockSpan& block = unit.queries[i];
       by.begin_block(matrix, i, block.tiles == 0, scratch);
-      for_each_tile_of_block(
-          by, summaries_wanted,
-          {matrix, i, block.first_tile, mixed.rows, scratch, by.summary(mixed, i, scratch)}, run);
+      for_each_tile_of_block(by, summaries_wanted,
+                             {matrix, i, unit.queries, block.first_tile, mixed.rows, scratch,
+                              by.summary(mixed, i, scratch)},
+                             run);
       by.end_block(matrix, i);
     }
   };
   if constexpr (is_structured<L>) {
     const RowGroups blocks(unit.queries.blocks, 1);
     for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
-      const Mixtures mixed{mix_unit(plan, unit, matrix, loop, summaries_wanted)};
+      const Mixtures mixed{mix_unit(unit, matrix, loop, summaries_wanted)};
       loop.parallel_for(blocks.count, [&](Index block, Index slot) {
         run_group(blocks, block, matrix, mixed, plan.scratch[slot]);
       });
@@ -130,8 +129,7 @@ MHLA_ONCE_A_CALL void for_each_query_tile(const By& by, bool summaries_wanted,
 template <class By>
 MHLA_ONCE_A_CALL void read_out_unit(const By& by, const TensorView<typename By::Scalar, 4>& y,
                                     const ExecutorRef& loop) {
-  if constexpr (mixes_products<typename By::Variant>)
-    mixed_products_of_unit(by.operands, by.unit, loop);
+  if constexpr (mixes_products<typename By::Variant>) mixed_products_of_unit(by.unit, loop);
   for_each_query_tile(
       by, true, loop, [&](const typename By::Tile& at, Index g) { by.read_out(at, g, y); },
       [](Index) {});

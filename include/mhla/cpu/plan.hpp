@@ -197,6 +197,19 @@ struct OneSlot {
   }
 };
 
+/// A unit's blocks of queries, or of keys.
+struct UnitBlocks : SequenceSpan {
+  const BlockTable& table;
+
+  const BlockSpan& operator[](Index i) const { return table.blocks[first_block + i]; }
+  Span<const TokenTile> tiles_of(Index i) const { return table.tiles_of((*this)[i]); }
+  /// All of them, and their tiles on the quadratic path.
+  Span<const BlockSpan> all() const { return {table.blocks.data + first_block, blocks}; }
+  Span<const TokenTile> tiles() const {
+    return blocks == 0 ? Span<const TokenTile>{} : tiles_of(0);
+  }
+};
+
 /// The operands of a call, and its plan.
 template <class L, class T>
 struct Operands : OperandViews<T> {
@@ -207,51 +220,54 @@ struct Operands : OperandViews<T> {
   A scale() const { return static_cast<A>(variant.scale); }
 };
 
-/// A unit and its memory.
-template <class A>
+/// A unit of a call, and its memory.
+template <class L, class T>
 struct Unit {
-  SequenceSpan queries;
-  SequenceSpan keys;
+  using A = Accumulator<T>;
+
+  const Operands<L, T>& operands;
+  UnitBlocks queries;
+  UnitBlocks keys;
   Index kv_head;
   const UnitMemory<A>& memory;
-  SummaryRows<A> summaries;            // S and z of every key block
-  Orientation orientation;             // of all summaries
-  Span<const MixingProduct> products;  // of a structured mixing
+  SummaryRows<A> summaries;              // S and z of every key block
+  Span<const MixingProduct> products{};  // of a structured mixing
   // Of a stage:
   Index other_queries = 0;  // blocks of the sequence that it lacks
   SummaryRows<A>
       states{};  // that a recurrence left before its blocks: of the first matrix, not transposed
   bool states_after = false;  // whether later blocks take its states
   bool in_pairs = false;      // Precision::fast
+
+  const Plan<L, A>& plan() const { return operands.plan; }
+  const Extents& extents() const { return operands.plan.extents; }
+  /// Of all summaries.
+  Orientation orientation() const {
+    return plan().is_backward ? Orientation::transposed : Orientation::not_transposed;
+  }
+
+  /// Its rows in a tensor of queries, for query head g, and in one of keys.
+  template <class Stored>
+  TokenRows<Stored> query_rows(Index g, const TensorView<Stored, 4>& tensor) const {
+    return {tensor, queries.batch, kv_head * extents().group_size + g};
+  }
+  template <class Stored>
+  TokenRows<Stored> key_rows(const TensorView<Stored, 4>& tensor) const {
+    return {tensor, keys.batch, kv_head};
+  }
+
+  /// Which of mix's matrices query head g uses.
+  Index matrix_of(Index g) const {
+    return plan().problem.shape.mix_of(queries.batch, kv_head * extents().group_size + g);
+  }
+  const A* matrix(Index g) const { return plan().matrix(matrix_of(g), in_pairs); }
+  /// The corner of it that the sequence uses.
+  Panel<const A> mixing(Index g) const {
+    return {matrix(g), queries.blocks, keys.blocks, plan().problem.key_blocks};
+  }
+  /// m_ii of it (Causal).
+  A own_weight(Index g, Index block) const { return matrix(g)[plan().own_entry(block)]; }
 };
-
-/// The rows of a unit in a tensor of queries, for its query head g, and in one of keys.
-template <class L, class T, class A>
-TokenRows<T> query_rows(const Plan<L, A>& plan, const Unit<A>& unit, Index g,
-                        const TensorView<T, 4>& tensor) {
-  return {tensor, unit.queries.batch, unit.kv_head * plan.extents.group_size + g};
-}
-template <class T, class A>
-TokenRows<T> key_rows(const Unit<A>& unit, const TensorView<T, 4>& tensor) {
-  return {tensor, unit.keys.batch, unit.kv_head};
-}
-
-/// Which of mix's matrices the unit's query head g uses.
-template <class L, class A>
-Index unit_matrix(const Plan<L, A>& plan, const Unit<A>& unit, Index g) {
-  return plan.problem.shape.mix_of(unit.queries.batch, unit.kv_head * plan.extents.group_size + g);
-}
-/// The corner of it that the unit's sequence uses.
-template <class L, class A>
-Panel<const A> unit_mixing(const Plan<L, A>& plan, const Unit<A>& unit, Index g) {
-  return {plan.matrix(unit_matrix(plan, unit, g), unit.in_pairs), unit.queries.blocks,
-          unit.keys.blocks, plan.problem.key_blocks};
-}
-/// m_ii of it (Causal).
-template <class L, class A>
-A own_weight(const Plan<L, A>& plan, const Unit<A>& unit, Index g, Index block) {
-  return plan.matrix(unit_matrix(plan, unit, g), unit.in_pairs)[plan.own_entry(block)];
-}
 
 /// A block that a mask has emptied has empty sums.
 template <class A>

@@ -17,6 +17,7 @@ class StageRun {
   using L = LoweredOf<V>;
   using ForwardPlan = Plan<L, A>;
   using BackwardPlan = cpu::BackwardPlan<L, A>;
+  using At = StageUnit<L, T>;
   static constexpr bool recurs = is_structured<V>;
   static constexpr bool masked = requires(const V& v) { v.masks; };
 
@@ -49,8 +50,8 @@ class StageRun {
   void run(const stages::Summarize<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       const Operands<L, T> operands{{{}, call.k, call.v, {}}, lower(attention_), plan};
-      for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        summarize_for_float_mixing(operands, at.with(at.sums(call.summaries)), loop);
+      for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
+        summarize_for_float_mixing(at.with(at.sums(call.summaries)), loop);
       });
     });
   }
@@ -58,8 +59,8 @@ class StageRun {
   void run(const stages::ReadOut<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       const Operands<L, T> operands = packed(plan, call.x);
-      for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        read_out_by_float_mixing(operands, at.with(call.sums, loop), call.y, loop);
+      for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
+        read_out_by_float_mixing(at.with(call.sums, loop), call.y, loop);
       });
     });
   }
@@ -70,16 +71,16 @@ class StageRun {
     in<BackwardPlan>(workspace, [&](BackwardPlan& backward) {
       ForwardPlan& plan = backward.plan;
       const Operands<L, T> operands = packed(plan, call.x);
-      for_each_unit(request, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        const Unit<A> unit = at.with(call.sums, loop);
+      for_each_unit(operands, request, backward, [&](const At& at, const ExecutorRef& loop) {
+        const Unit<L, T> unit = at.with(call.sums, loop);
         const auto mixtures = at.matrix_sums(call.left.mixtures);
         const auto hand_over = [&](Index matrix) {
-          copy_sums(mixed_gradients(plan, unit, matrix).row_range(0, unit.queries.blocks),
+          copy_sums(mixed_gradients(unit, matrix).row_range(0, unit.queries.blocks),
                     mixtures(matrix));
         };
-        read_out_unit_gradient(exact::Backward<L, T>{{operands, unit}, request}, loop, hand_over);
+        read_out_unit_gradient(exact::Backward<L, T>{{unit}, request}, loop, hand_over);
         if constexpr (!recurs) {
-          if (request.mixing()) mix_unit_matrix_gradient(operands, unit, loop);
+          if (request.mixing()) mix_unit_matrix_gradient(unit, loop);
           for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) hand_over(matrix);
         }
         if constexpr (is_causal_within_block<V> && normalizes<V>)
@@ -92,9 +93,9 @@ class StageRun {
 
   void run(const stages::MixGradient<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      packed(plan, {{}, {}, {}, call.mix});
-      for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        const Unit<A> unit = at.with({});
+      const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
+      for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
+        const Unit<L, T> unit = at.with({});
         const SummaryRows<A> grad = at.sums(call.summary_gradients);
         const auto mixtures = at.matrix_sums(call.mixtures);
         const RowGroups groups = shared_row_groups<L>(
@@ -102,8 +103,7 @@ class StageRun {
             plan.extents.matrices > 1 ? Into::add : Into::overwrite, loop.num_slots());
         loop.parallel_for(groups.count, [&](Index group, Index) {
           const Index first = groups.begin(group);
-          mix_blocks_gradient(plan, unit, first, grad.row_range(first, groups.size(group)),
-                              mixtures);
+          mix_blocks_gradient(unit, first, grad.row_range(first, groups.size(group)), mixtures);
         });
       });
     });
@@ -117,13 +117,13 @@ class StageRun {
       // Only the diagonal of dmix comes from here; what it is added to stays.
       BackwardRequest<L, T> to_mix = request;
       to_mix.update = Update::accumulate;
-      for_each_unit(to_mix, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        const Unit<A> unit = at.with({});
+      for_each_unit(operands, to_mix, backward, [&](const At& at, const ExecutorRef& loop) {
+        const Unit<L, T> unit = at.with({});
         if constexpr (is_causal_within_block<V> && normalizes<V>)
           at.copy_denominators(unit, call.denominators);
         const SummaryRows<A> grad = at.sums(call.summary_gradients);
         loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
-          summarize_block_gradient(exact::Backward<L, T>{{operands, unit}, request}, b, {grad},
+          summarize_block_gradient(exact::Backward<L, T>{{unit}, request}, b, {grad},
                                    plan.scratch[slot]);
         });
       });
@@ -137,12 +137,12 @@ class StageRun {
 
   void run(const stages::Advance<T>& call, WorkspaceView workspace) const requires recurs {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      packed(plan, {{}, {}, {}, call.mix});
-      for_each_unit(plan, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
-        const Unit<A> unit = at.with(call.sums, loop);
+      const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
+      for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
+        const Unit<L, T> unit = at.with(call.sums, loop);
         const auto after = at.matrix_sums(call.after);  // 0 if no blocks there have tokens
         for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
-          copy_sums(states_after(plan, unit, mix_states(plan, unit, matrix, loop)), after(matrix));
+          copy_sums(states_after(unit, mix_states(unit, matrix, loop)), after(matrix));
       });
     });
     pass_on(call.sums.states, call.after);
@@ -154,7 +154,7 @@ class StageRun {
       ForwardPlan& plan = backward.plan;
       const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
       const BackwardRequest<L, T> request{{}, {skip, skip, skip, call.dmix}, Update::accumulate};
-      for_each_unit(request, backward, [&](const StageUnit<L, A>& at, const ExecutorRef& loop) {
+      for_each_unit(operands, request, backward, [&](const At& at, const ExecutorRef& loop) {
         advance_unit_gradient(at, call, loop);
       });
       if (overwrites) clear_parameters(call);
@@ -193,18 +193,18 @@ class StageRun {
     return {x, lower(attention_), plan};
   }
   template <class Run>
-  void for_each_unit(const ForwardPlan& plan, const Run& run) const {
-    run_units(plan, units(), executor_, run_of(plan, run));
+  void for_each_unit(const Operands<L, T>& operands, const Run& run) const {
+    run_units(operands.plan, units(), executor_, run_of(operands, run));
   }
   template <class Run>
-  void for_each_unit(const BackwardRequest<L, T>& request, const BackwardPlan& backward,
-                     const Run& run) const {
-    run_backward_units(request, backward, executor_, run_of(backward.plan, run));
+  void for_each_unit(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
+                     const BackwardPlan& backward, const Run& run) const {
+    run_backward_units(request, backward, executor_, run_of(operands, run));
   }
   template <class Run>
-  auto run_of(const ForwardPlan& plan, const Run& run) const {
+  auto run_of(const Operands<L, T>& operands, const Run& run) const {
     return [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-      run(StageUnit<L, A>{plan, masks_, at, memory}, loop);
+      run(At{operands, masks_, at, memory}, loop);
     };
   }
 

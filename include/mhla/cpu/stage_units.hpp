@@ -32,13 +32,15 @@ inline bool has_states_before(const Problem& problem) {
 }
 
 /// Unit `at` of a stage: kv head at % kv_heads of an item.
-template <class L, class A>
+template <class L, class T>
 struct StageUnit {
+  using A = Accumulator<T>;
   using Rows = TensorView<const A, 2>;
-  const Plan<L, A>& plan;
+  const Operands<L, T>& operands;
   const StageMasks& masks;
   Index at;
   const UnitMemory<A>& memory;
+  const Plan<L, A>& plan = operands.plan;
 
   /// The unit's sums, in `rows` [blocks, (sums of every unit)].
   SummaryRows<A> sums(const Rows& rows) const { return sums_at(at, rows, orientation()); }
@@ -50,7 +52,7 @@ struct StageUnit {
   }
 
   /// The unit's blocks, with `summaries`.
-  Unit<A> with(const SummaryRows<A>& summaries) const {
+  Unit<L, T> with(const SummaryRows<A>& summaries) const {
     const Problem& problem = plan.problem;
     const Index item = at / problem.shape.kv_heads;
     const auto used_of = [&](Span<const Index> blocks, const Grid& grid) {
@@ -60,23 +62,26 @@ struct StageUnit {
     const Index queries = std::clamp(all - problem.queries.first, Index{0}, problem.query_blocks);
     const bool reads_all = !is_structured<L> && (problem.stage == Stage::read_out ||
                                                  problem.stage == Stage::read_out_gradient);
-    return {{item, plan.tables.queries.sequences[item].first_block, queries},
-            {item, plan.tables.keys.sequences[item].first_block,
-             reads_all ? used_of(masks.key_blocks, problem.key_grid) : problem.key_blocks},
+    const auto blocks_of = [&](const BlockTable& table, Index blocks) {
+      return UnitBlocks{{item, table.sequences[item].first_block, blocks}, table};
+    };
+    return {operands,
+            blocks_of(plan.tables.queries, queries),
+            blocks_of(plan.tables.keys,
+                      reads_all ? used_of(masks.key_blocks, problem.key_grid) : problem.key_blocks),
             at % problem.shape.kv_heads,
             memory,
             summaries,
-            orientation(),
             {},
             all - queries};
   }
   /// The unit with the caller's sums, and states: where they are or, in a backward pass, transposed
   /// into its own memory.
-  Unit<A> with(const Sums<A>& of, const ExecutorRef& loop) const {
+  Unit<L, T> with(const Sums<A>& of, const ExecutorRef& loop) const {
     const SummaryRows<A> given = sums_at(at, of.summaries, Orientation::not_transposed);
     if (!plan.is_backward) return with_states(of, with(given));
-    const Unit<A> unit = with(summary_rows<L>(plan.extents, plan.problem.key_blocks,
-                                              memory.summaries.data, Orientation::transposed));
+    const Unit<L, T> unit = with(summary_rows<L>(plan.extents, plan.problem.key_blocks,
+                                                 memory.summaries.data, Orientation::transposed));
     take_up_summaries(unit, given, loop);
     for (Index b = given.summaries.rows; b < unit.keys.blocks; ++b)  // that are not seen
       set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
@@ -86,7 +91,7 @@ struct StageUnit {
   /// Copies den and its gradient of the unit's queries to rows [query blocks, (units, group_size,
   /// 2, block tokens)] or, if these are const, from them.
   template <class B>
-  void copy_denominators(const Unit<A>& unit, const TensorView<B, 2>& rows) const {
+  void copy_denominators(const Unit<L, T>& unit, const TensorView<B, 2>& rows) const {
     const Extents& e = plan.extents;
     const auto copy = [](A* kept, B* row, Index tokens) {
       if constexpr (std::is_const_v<B>)
@@ -95,12 +100,10 @@ struct StageUnit {
         copy_row(row, kept, tokens);
     };
     for (Index i = 0; i < unit.queries.blocks; ++i) {
-      const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
       for (Index g = 0; g < e.group_size; ++g) {
         B* const row =
             rows.data + i * rows.stride[0] + (at * e.group_size + g) * 2 * e.block_tokens;
-        for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
-          const TokenTile& tile = plan.tables.queries.tiles[t];
+        for (const TokenTile& tile : unit.queries.tiles_of(i)) {
           copy(tile_offsets(e, memory.denominators, g, i, tile).data, row + tile.offset,
                tile.tokens);
           copy(tile_offsets(e, memory.grad_denominators, g, i, tile).data,
@@ -126,7 +129,7 @@ struct StageUnit {
     return sums;
   }
   /// Of a recurrence, adds the states before the unit and, if the stage advances them, those after.
-  Unit<A> with_states(const Sums<A>& of, Unit<A> unit) const {
+  Unit<L, T> with_states(const Sums<A>& of, Unit<L, T> unit) const {
     if constexpr (is_structured<L>) {
       const Problem& problem = plan.problem;
       if (has_states_before(problem))
@@ -143,45 +146,43 @@ struct StageUnit {
 };
 
 /// All states of the unit by matrix `matrix`; S~ is not formed. The last are those after it.
-template <class L, class A>
-SummaryRows<A> mix_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
-                          const ExecutorRef& loop) {
-  return mix_unit(plan, unit, matrix, loop, true, 2 * unit.queries.blocks);
+template <class L, class T, class A = Accumulator<T>>
+SummaryRows<A> mix_states(const Unit<L, T>& unit, Index matrix, const ExecutorRef& loop) {
+  return mix_unit(unit, matrix, loop, true, 2 * unit.queries.blocks);
 }
 
 /// The rows of a work array from S~ on that have the states before the unit, or after it.
-template <class A>
-SummaryRows<A> states_before(const Unit<A>& unit, const SummaryRows<A>& others) {
+template <class L, class T, class A>
+SummaryRows<A> states_before(const Unit<L, T>& unit, const SummaryRows<A>& others) {
   return others.row_range(unit.queries.blocks,
                           unit.queries.blocks > 0 ? unit.states.summaries.rows : 0);
 }
-template <class L, class A>
-SummaryRows<A> states_after(const Plan<L, A>& plan, const Unit<A>& unit,
-                            const SummaryRows<A>& others) {
+template <class L, class T, class A>
+SummaryRows<A> states_after(const Unit<L, T>& unit, const SummaryRows<A>& others) {
   const Index rows = num_rows(unit.products) - unit.queries.blocks;
-  const Index states = unit.states_after ? plan.structure.num_states() : 0;
+  const Index states = unit.states_after ? unit.plan().structure.num_states() : 0;
   return others.row_range(rows - states, states);
 }
 
 /// The adjoint of the unit's mixing and of what advance makes: dS and dz, and the gradients of the
 /// states before the unit. Adds the coefficients' if they are wanted.
-template <class L, class T, class A>
-void advance_unit_gradient(const StageUnit<L, A>& at, const stages::AdvanceGradient<T>& call,
+template <class L, class T, class A = Accumulator<T>>
+void advance_unit_gradient(const StageUnit<L, T>& at, const stages::AdvanceGradient<T>& call,
                            const ExecutorRef& loop) {
   const Plan<L, A>& plan = at.plan;
-  const Unit<A> unit = at.with(call.sums, loop);
-  const StructuredGradients<A> all = structured_gradients(plan, unit);
+  const Unit<L, T> unit = at.with(call.sums, loop);
+  const StructuredGradients<A> all = structured_gradients(unit);
   const Index blocks = unit.queries.blocks;
   const auto left = at.matrix_sums(call.mixtures);
   const auto after = at.matrix_sums(call.states.after);
   const auto before =
       at.matrix_sums(has_states_before(plan.problem) ? call.states.before : TensorView<A, 2>{});
   for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
-    if (call.dmix.wanted) mix_states(plan, unit, matrix, loop);
+    if (call.dmix.wanted) mix_states(unit, matrix, loop);
     copy_sums(left(matrix).row_range(0, blocks), all.mixed.row_range(0, blocks));
-    const SummaryRows<A> to = states_after(plan, unit, all.mixed);
+    const SummaryRows<A> to = states_after(unit, all.mixed);
     copy_sums(after(matrix).row_range(0, to.summaries.rows), to);
-    mix_unit_gradient(plan, unit, matrix, call.dmix.wanted, loop);
+    mix_unit_gradient(unit, matrix, call.dmix.wanted, loop);
     copy_sums(states_before(unit, all.mixed), before(matrix));
   }
   copy_sums(all.keys.row_range(0, blocks), at.sums(call.summary_gradients));

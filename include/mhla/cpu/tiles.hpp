@@ -9,12 +9,20 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// s phi of a tile, and R, by a call's variant.
-template <class L, class T, class A>
-TileFeatures<typename L::FeatureMapType, A> features_of(const Operands<L, T>& operands, A scale,
-                                                        const BlockTable& table,
+/// s phi of a tile of queries or of keys, and R, by a call's variant.
+template <class L, class T, class A = Accumulator<T>>
+TileFeatures<typename L::FeatureMapType, A> features_of(const Unit<L, T>& unit, A scale,
+                                                        const UnitBlocks& of,
                                                         const TokenTile& tile) {
-  return {operands.variant.feature_map, operands.plan.rotation, scale, table, tile};
+  return {unit.operands.variant.feature_map, unit.plan().rotation, scale, of.table, tile};
+}
+template <class L, class T>
+auto query_features_of(const Unit<L, T>& unit, const TokenTile& tile) {
+  return features_of(unit, unit.operands.scale(), unit.queries, tile);
+}
+template <class L, class T>
+auto key_features_of(const Unit<L, T>& unit, const TokenTile& tile) {
+  return features_of(unit, Accumulator<T>(1), unit.keys, tile);
 }
 
 /// Where the features of a tile are packed. Those before the rotation are the normalizer's.
@@ -24,22 +32,21 @@ FeaturePanels<A> feature_panels(const TilePanels<A>& in, Index tokens, Index fea
           panel(in.rotated.data, tokens, feature_dim)};
 }
 
+/// Packs a tile of query head g, or of keys.
 template <class L, class T, class A>
-FeaturePanels<A> pack_tile(const Operands<L, T>& operands, A scale, const BlockTable& table,
-                           const TokenTile& tile, const TokenRows<const T>& rows,
-                           const SlotScratch<A>& scratch) {
-  const FeaturePanels<A> panels =
-      feature_panels<L, A>(scratch, tile.tokens, operands.plan.extents.feature_dim);
-  pack_features(features_of(operands, scale, table, tile), rows, panels, scratch.row);
+FeaturePanels<A> pack_query_tile(const Unit<L, T>& unit, Index g, const TokenTile& tile,
+                                 const SlotScratch<A>& scratch) {
+  const auto panels = feature_panels<L, A>(scratch, tile.tokens, unit.extents().feature_dim);
+  pack_features(query_features_of(unit, tile), unit.query_rows(g, unit.operands.q), panels,
+                scratch.row);
   return panels;
 }
-
-/// Packs a tile of query head g.
 template <class L, class T, class A>
-FeaturePanels<A> pack_query_tile(const Operands<L, T>& operands, const Unit<A>& unit, Index g,
-                                 const TokenTile& tile, const SlotScratch<A>& scratch) {
-  return pack_tile(operands, operands.scale(), operands.plan.tables.queries, tile,
-                   query_rows(operands.plan, unit, g, operands.q), scratch);
+FeaturePanels<A> pack_key_tile(const Unit<L, T>& unit, const TokenTile& tile,
+                               const SlotScratch<A>& scratch) {
+  const auto panels = feature_panels<L, A>(scratch, tile.tokens, unit.extents().feature_dim);
+  pack_features(key_features_of(unit, tile), unit.key_rows(unit.operands.k), panels, scratch.row);
+  return panels;
 }
 
 /// A query head's part of a [group_size, blocks, block tokens] array (MixedProduct).
@@ -61,47 +68,53 @@ struct OwnTile : FeaturePanels<A> {  // m_ii phi(k)
   Panel<A> scores;                   // scratch
 };
 
-/// Packs a query tile's own keys, and advances z~_i to p of the tile's last token.
-template <class L, class T, class A>
-OwnTile<A> pack_own_keys(const Operands<L, T>& operands, const Unit<A>& unit, const TokenTile& tile,
-                         A own_weight, Span<A> running_key_sum, const SlotScratch<A>& scratch) {
-  const Plan<L, A>& plan = operands.plan;
-  const Extents& e = plan.extents;
-  const OwnTile<A> own{
-      feature_panels<L, A>(scratch.own, tile.tokens, e.feature_dim),
-      {},
-      panel(scratch.own.key_sums.data, normalizes<L> ? tile.tokens : 0, e.feature_dim),
-      panel(scratch.own.scores.data, tile.tokens, tile.tokens)};
-  pack_features(features_of(operands, own_weight, plan.tables.queries, tile),
-                key_rows(unit, operands.k), own, scratch.row);
-  if constexpr (normalizes<L>) {
-    if (tile.offset == 0) std::fill_n(scratch.key_sum_rest.data, e.feature_dim, A(0));
-    add_rows<A>({running_key_sum, scratch.key_sum_rest}, A(1), own.features, Into::add,
-                own.key_sums);
-  }
-  return own;
-}
-
 /// A tile of query block `block` on a slot, for one matrix and all its query heads in turn.
 template <class A, class Summary = Panel<A>>
 struct QueryTile {
   Index matrix;
   Index block;
+  const UnitBlocks& queries;
   Index index;                  // of the tile in the table
   const SummaryRows<A>& mixed;  // S~ and z~ of its group of blocks; in pairs z~ alone
   const SlotScratch<A>& scratch;
   Summary summary;   // S~ of its block, as products take it; under Causal P
   OwnTile<A> own{};  // under Causal
+
+  const TokenTile& tile() const { return queries.table.tiles[index]; }
+  /// Which of its block's tiles it is, of how many.
+  Index part() const { return index - queries[block].first_tile; }
+  Index parts() const { return queries[block].tiles; }
 };
+
+/// Packs a query tile's own keys, and advances z~_i to p of the tile's last token.
+template <class L, class T, class A, class Summary>
+OwnTile<A> pack_own_keys(const Unit<L, T>& unit, const QueryTile<A, Summary>& at) {
+  const Extents& e = unit.extents();
+  const SlotScratch<A>& scratch = at.scratch;
+  const TokenTile& tile = at.tile();
+  const A own_weight = unit.own_weight(at.matrix, at.block);
+  const OwnTile<A> own{
+      feature_panels<L, A>(scratch.own, tile.tokens, e.feature_dim),
+      {},
+      panel(scratch.own.key_sums.data, normalizes<L> ? tile.tokens : 0, e.feature_dim),
+      panel(scratch.own.scores.data, tile.tokens, tile.tokens)};
+  pack_features(features_of(unit, own_weight, unit.queries, tile), unit.key_rows(unit.operands.k),
+                own, scratch.row);
+  if constexpr (normalizes<L>) {
+    if (tile.offset == 0) std::fill_n(scratch.key_sum_rest.data, e.feature_dim, A(0));
+    add_rows<A>({at.mixed.key_sum(at.block), scratch.key_sum_rest}, A(1), own.features, Into::add,
+                own.key_sums);
+  }
+  return own;
+}
 
 /// The denominators of a tile of query head g; empty without a normalizer.
 template <class L, class T, class A, class Summary>
-Span<const A> tile_denominators(const Operands<L, T>& operands, const Unit<A>& unit,
-                                const QueryTile<A, Summary>& at, Index g,
+Span<const A> tile_denominators(const Unit<L, T>& unit, const QueryTile<A, Summary>& at, Index g,
                                 const Panel<A>& features) {
   if constexpr (mixes_key_sums<L>) {
     const Span<A> denominators{at.scratch.denominators.data, features.rows};
-    const A epsilon = static_cast<A>(operands.variant.normalizer.epsilon);
+    const A epsilon = static_cast<A>(unit.operands.variant.normalizer.epsilon);
     if constexpr (is_causal_within_block<L>) {
       mixed_key_sum_denominators<A>(features, at.own.key_sums, epsilon, denominators);
     } else {
@@ -109,29 +122,25 @@ Span<const A> tile_denominators(const Operands<L, T>& operands, const Unit<A>& u
     }
     return denominators;
   } else if constexpr (mixes_products<L>) {
-    const Plan<L, A>& plan = operands.plan;
-    return tile_offsets(plan.extents, unit.memory.denominators, g, at.block,
-                        plan.tables.queries.tiles[at.index]);
+    return tile_offsets(unit.extents(), unit.memory.denominators, g, at.block, at.tile());
   } else {
     return {};
   }
 }
 
-/// U = dy / den of a tile.
+/// U = dy / den of a tile of query head g.
 template <class L, class T, class A>
-Panel<const A> pack_grad_numerators(const Operands<L, T>& operands, const TokenRows<const T>& rows,
-                                    const TokenTile& tile, Span<const A> denominators,
-                                    const SlotScratch<A>& scratch) {
-  const BlockTable& table = operands.plan.tables.queries;
+Panel<const A> pack_grad_numerators(const Unit<L, T>& unit, Index g,
+                                    const TensorView<const T, 4>& dy, const TokenTile& tile,
+                                    Span<const A> denominators, const SlotScratch<A>& scratch) {
+  const BlockTable& table = unit.queries.table;
+  const TokenRows<const T> rows = unit.query_rows(g, dy);
   if (denominators.size == 0) return readable_panel<T>(table, tile, rows, scratch.values);
-  const Panel<A> u = panel(scratch.values.data, tile.tokens, operands.plan.extents.value_dim);
+  const Panel<A> u = panel(scratch.values.data, tile.tokens, unit.extents().value_dim);
   const Span<A> inverses{scratch.inverses.data, denominators.size};
-  if (invert<A>(denominators, inverses)) {
-    gather<T, A>(table, tile, rows, inverses, u);
-  } else {
-    gather<T, A>(table, tile, rows, {}, u);
-    divide_rows<A>(u, denominators);
-  }
+  const bool invertible = invert<A>(denominators, inverses);
+  gather<T, A>(table, tile, rows, invertible ? inverses : Span<A>{}, u);
+  if (!invertible) divide_rows<A>(u, denominators);
   return u;
 }
 
@@ -179,12 +188,11 @@ struct TokenBytes {
 /// What is prefetched during a tile's work: the rows of another tile, or its columns if the first
 /// tensor stores the tokens of a run contiguously; of the other tensors those with the same layout.
 /// Nothing if `index` is outside the sequence's tiles.
-MHLA_OUT_OF_LINE inline Prefetch prefetch_tile(const BlockTable& table,
-                                               const SequenceSpan& sequence, Index index,
+MHLA_OUT_OF_LINE inline Prefetch prefetch_tile(const UnitBlocks& of, Index index,
                                                std::initializer_list<TokenBytes> tensors) {
-  const BlockSpan* const blocks = table.blocks.data + sequence.first_block;
-  const BlockSpan& last = blocks[sequence.blocks - 1];
-  if (index < blocks->first_tile || index >= last.first_tile + last.tiles) return {};
+  const BlockTable& table = of.table;
+  const BlockSpan& last = of[of.blocks - 1];
+  if (index < of[0].first_tile || index >= last.first_tile + last.tiles) return {};
   const TokenTile& tile = table.tiles[index];
   const Index* const places = table.places_of(tile);
   const TokenBytes& first = *tensors.begin();

@@ -109,25 +109,22 @@ SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries,
 /// Unit `head` of a call: kv head head % kv_heads of a sequence. Its S and z are in `summaries`,
 /// its own memory or that of a forward state. Without any, as on the quadratic path, it has none,
 /// or if its summaries are in pairs z alone.
-template <class L, class A>
-Unit<A> unit_of(const Plan<L, A>& plan, Index head, const UnitMemory<A>& memory,
-                Orientation orientation = Orientation::not_transposed, A* summaries = nullptr,
-                bool in_pairs = false) {
+template <class L, class T, class A>
+Unit<L, T> unit_of(const Operands<L, T>& operands, Index head, const UnitMemory<A>& memory,
+                   std::type_identity_t<A>* summaries = nullptr, bool in_pairs = false) {
+  const Plan<L, A>& plan = operands.plan;
   const Index kv_heads = plan.problem.shape.kv_heads;
-  const SequenceSpan& keys = plan.tables.keys.sequences[head / kv_heads];
-  Unit<A> unit{plan.tables.queries.sequences[head / kv_heads],
-               keys,
-               head % kv_heads,
-               memory,
-               {},
-               orientation,
-               {}};
+  const auto blocks_of = [&](const BlockTable& table) {
+    return UnitBlocks{table.sequences[head / kv_heads], table};
+  };
+  const UnitBlocks keys = blocks_of(plan.tables.keys);
+  Unit<L, T> unit{operands, blocks_of(plan.tables.queries), keys, head % kv_heads, memory, {}};
   unit.in_pairs = in_pairs;
   if (summaries != nullptr)
-    unit.summaries = summary_rows<L>(plan.extents, keys.blocks, summaries, orientation);
+    unit.summaries = summary_rows<L>(plan.extents, keys.blocks, summaries, unit.orientation());
   else if (in_pairs)
-    unit.summaries = SummaryRows<A>(nullptr, memory.summaries.data, plan.extents, orientation, 0,
-                                    keys.blocks, normalizes<L>);
+    unit.summaries = SummaryRows<A>(nullptr, memory.summaries.data, plan.extents,
+                                    unit.orientation(), 0, keys.blocks, normalizes<L>);
   if constexpr (is_structured<L>)
     unit.products = plan.structure.products(keys.blocks, false, memory.mixing_products);
   return unit;
@@ -171,35 +168,32 @@ MHLA_ONCE_A_CALL void run_units(const Plan<L, A>& plan, Index units, const Execu
 }
 
 /// S and z of a unit, and y from them, by mixing in float, even if tokens' products are in pairs.
-template <class L, class T, class A>
-void summarize_for_float_mixing(const Operands<L, T>& operands, const Unit<A>& unit,
-                                const ExecutorRef& loop) {
+template <class L, class T>
+void summarize_for_float_mixing(const Unit<L, T>& unit, const ExecutorRef& loop) {
   if constexpr (std::is_same_v<T, BFloat16>)
-    if (operands.plan.mixes_in_float)
-      return pairs::summarize_unit(operands, unit, nullptr, {unit.summaries, 0, true}, loop);
-  summarize_unit(operands, unit, loop);
+    if (unit.plan().mixes_in_float)
+      return pairs::summarize_unit(unit, nullptr, {unit.summaries, 0, true}, loop);
+  summarize_unit(unit, loop);
 }
-template <class L, class T, class A>
-void read_out_by_float_mixing(const Operands<L, T>& operands, const Unit<A>& unit,
-                              const TensorView<T, 4>& y, const ExecutorRef& loop) {
+template <class L, class T>
+void read_out_by_float_mixing(const Unit<L, T>& unit, const TensorView<T, 4>& y,
+                              const ExecutorRef& loop) {
   if constexpr (std::is_same_v<T, BFloat16>)
-    if (operands.plan.mixes_in_float)
-      return read_out_unit(pairs::Forward<L>{operands, unit, true}, y, loop);
-  read_out_unit(exact::Forward<L, T>{operands, unit}, y, loop);
+    if (unit.plan().mixes_in_float) return read_out_unit(pairs::Forward<L>{unit}, y, loop);
+  read_out_unit(exact::Forward<L, T>{unit}, y, loop);
 }
 
 /// One unit of a forward call with Precision::fast. Whether it was run: not if rounding would show.
 template <class L>
-bool forward_in_pairs(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                      const KeptSummaries<float>& kept, const TensorView<BFloat16, 4>& y,
-                      const ExecutorRef& loop) {
+bool forward_in_pairs(const Unit<L, BFloat16>& unit, const KeptSummaries<float>& kept,
+                      const TensorView<BFloat16, 4>& y, const ExecutorRef& loop) {
   const Span<float> mean = unit.memory.centers.value;
   std::fill_n(mean.data, mean.size, 0.0f);
-  pairs::summarize_unit(operands, unit, nullptr, kept, loop);
+  pairs::summarize_unit(unit, nullptr, kept, loop);
   // Under a causality the choice would be of later tokens as well.
   if constexpr (!is_causal<L>)
-    if (pairs::rounding_shows(operands.plan, unit)) return false;
-  read_out_unit(pairs::Forward<L>{operands, unit}, y, loop);
+    if (pairs::rounding_shows(unit)) return false;
+  read_out_unit(pairs::Forward<L>{unit}, y, loop);
   return true;
 }
 
@@ -217,7 +211,7 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
         return quadratic::read_out_unit(
-            quadratic::QuadraticUnit<L, T>(operands, unit_of(plan, head, memory)), y, loop);
+            quadratic::QuadraticUnit<L, T>(unit_of(operands, head, memory)), y, loop);
     const Index first_column = index % forward.parts * columns;
     A* const kept = saved.size > 0 ? saved.data + head * (saved.size / heads) : nullptr;
     KeptSummaries<A> to{{}, first_column};
@@ -231,29 +225,28 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
     const TensorView<T, 4> results = value_columns(y, first_column, columns);
     if constexpr (std::is_same_v<T, BFloat16> && !is_structured<L>) {
       if (plan.pairs) {
-        const Unit<float> unit =
-            unit_of<L, float>(plan, head, memory, Orientation::not_transposed, nullptr, true);
-        if (forward_in_pairs(part, unit, to, results, loop)) return;
+        const Unit<L, T> unit = unit_of(part, head, memory, nullptr, true);
+        if (forward_in_pairs(unit, to, results, loop)) return;
       }
     }
     A* const summaries = kept != nullptr && forward.parts == 1 ? kept : memory.summaries.data;
-    const Unit<A> unit = unit_of(plan, head, memory, Orientation::not_transposed, summaries);
-    summarize_for_float_mixing(part, unit, loop);
+    const Unit<L, T> unit = unit_of(part, head, memory, summaries);
+    summarize_for_float_mixing(unit, loop);
     if (kept != nullptr && forward.parts > 1)
       for (Index b = 0; b < unit.keys.blocks; ++b)
         to.keep(b, unit.summaries.summary(b), columns, unit.summaries.key_sum(b));
-    read_out_by_float_mixing(part, unit, results, loop);
+    read_out_by_float_mixing(unit, results, loop);
   };
   run_units(plan, forward.units(), executor, run);
 }
 
 /// S and z of a unit from where they were left, not transposed.
-template <class A, class Saved>
-void take_up_summaries(const Unit<A>& unit, const SummaryRows<Saved>& saved,
+template <class L, class T, class Saved>
+void take_up_summaries(const Unit<L, T>& unit, const SummaryRows<Saved>& saved,
                        const ExecutorRef& loop) {
   loop.parallel_for(saved.summaries.rows, [&](Index b, Index) {
     transpose(unit.summaries.summary(b), saved.summary(b));
-    const Span<A> key_sum = unit.summaries.key_sum(b);
+    const auto key_sum = unit.summaries.key_sum(b);
     copy_row(key_sum.data, saved.key_sum(b).data, key_sum.size);
   });
 }
@@ -261,11 +254,10 @@ void take_up_summaries(const Unit<A>& unit, const SummaryRows<Saved>& saved,
 /// One sequence and kv head of a backward call with Precision::fast. Returns which gradients are
 /// left to the exact pass, since rounding would show.
 template <class L>
-BackwardRequest<L, BFloat16> backward_in_pairs(const Operands<L, BFloat16>& operands,
+BackwardRequest<L, BFloat16> backward_in_pairs(const Unit<L, BFloat16>& unit,
                                                const BackwardRequest<L, BFloat16>& request,
-                                               const Unit<float>& unit, const float* saved,
-                                               const ExecutorRef& loop) {
-  const pairs::Rounding rounding = pairs::center_unit(operands, unit, loop);
+                                               const float* saved, const ExecutorRef& loop) {
+  const pairs::Rounding rounding = pairs::center_unit(unit, loop);
   const Centers* const centers =
       rounding == pairs::Rounding::centered ? &unit.memory.centers : nullptr;
   BackwardRequest<L, BFloat16> here = request;
@@ -275,18 +267,17 @@ BackwardRequest<L, BFloat16> backward_in_pairs(const Operands<L, BFloat16>& oper
   if (is_causal<L>) here.gradients.query = request.gradients.query;
   if (is_causal<L>) left.gradients.query = skip;
   if (!here.query() && !here.mixed_summaries()) return left;
-  const Plan<L, float>& plan = operands.plan;
   if constexpr (is_structured<L>) {
     if (saved == nullptr)
-      summarize_for_float_mixing(operands, unit, loop);
+      summarize_for_float_mixing(unit, loop);
     else
-      cpu::take_up_summaries(unit, summary_rows<L>(plan.extents, unit.keys.blocks, saved), loop);
+      take_up_summaries(unit, summary_rows<L>(unit.extents(), unit.keys.blocks, saved), loop);
   } else if (saved == nullptr) {
-    pairs::summarize_unit(operands, unit, centers, {}, loop);
+    pairs::summarize_unit(unit, centers, {}, loop);
   } else {
-    pairs::take_up_summaries(plan, unit, saved, loop);
+    pairs::take_up_summaries(unit, saved, loop);
   }
-  backward_unit(pairs::Backward<L>{{operands, unit, is_structured<L>}, here, centers}, loop);
+  backward_unit(pairs::Backward<L>{{unit}, here, centers}, loop);
   return left;
 }
 
@@ -345,28 +336,26 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
                        const ExecutorRef& loop) MHLA_ONCE_A_CALL {
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
-        return quadratic::BackwardUnit<L, T>(operands, request, unit_of(plan, head, memory))
-            .run(loop);
+        return quadratic::BackwardUnit<L, T>(unit_of(operands, head, memory), request).run(loop);
     const A* kept = saved.size == 0 ? nullptr : saved.data + head * (saved.size / heads);
     BackwardRequest<L, T> left = request;
     if constexpr (std::is_same_v<T, BFloat16> && rounds_backward<L>) {
       if (plan.pairs) {
-        const Unit<A> unit =
-            unit_of(plan, head, memory, Orientation::transposed,
-                    is_structured<L> ? memory.summaries.data : nullptr, !is_structured<L>);
-        left = backward_in_pairs(operands, request, unit, kept, loop);
+        const Unit<L, T> unit =
+            unit_of(operands, head, memory, is_structured<L> ? memory.summaries.data : nullptr,
+                    !is_structured<L>);
+        left = backward_in_pairs(unit, request, kept, loop);
         if (!left.query() && !left.mixed_summaries()) return;
         kept = nullptr;  // rounded
       }
     }
-    const Unit<A> unit =
-        unit_of(plan, head, memory, Orientation::transposed, memory.summaries.data);
+    const Unit<L, T> unit = unit_of(operands, head, memory, memory.summaries.data);
     if (kept == nullptr) {
-      summarize_unit(operands, unit, loop);
+      summarize_unit(unit, loop);
     } else {
       take_up_summaries(unit, summary_rows<L>(plan.extents, unit.keys.blocks, kept), loop);
     }
-    backward_unit(exact::Backward<L, T>{{operands, unit}, left}, loop);
+    backward_unit(exact::Backward<L, T>{{unit}, left}, loop);
   };
   run_backward_units(request, backward, executor, run);
 }

@@ -9,20 +9,18 @@
 
 MHLA_NAMESPACE_BEGIN
 
-namespace cpu {
-namespace pairs {
+namespace cpu::pairs {
 
 /// S^T of a unit from where a forward pass left them, without a normalizer.
 template <class L>
-void take_up_summaries(const Plan<L, float>& plan, const Unit<float>& unit, const float* saved,
-                       const ExecutorRef& loop) {
-  const Extents& e = plan.extents;
-  const PairedSummaries summaries = summaries_of(plan, unit);
+void take_up_summaries(const Unit<L, BFloat16>& unit, const float* saved, const ExecutorRef& loop) {
+  const Extents& e = unit.extents();
+  const PairedSummaries summaries = paired_summaries(unit);
   loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
     summaries.clear_end(2 * pair);
     for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b) {
       const Panel<float> sums =
-          whole_panel(plan.scratch[slot].pairs.summary.data, e.value_dim, e.feature_dim);
+          whole_panel(unit.plan().scratch[slot].pairs.summary.data, e.value_dim, e.feature_dim);
       transpose(sums, panel(saved + b * e.summary_stride(), e.feature_dim, e.value_dim));
       finish(summaries.half(b), sums);
     }
@@ -32,10 +30,10 @@ void take_up_summaries(const Plan<L, float>& plan, const Unit<float>& unit, cons
 
 /// dS~^T of one mixing matrix of the unit, all query blocks.
 template <class L>
-PairedSummaries mixed_gradients(const Plan<L, float>& plan, const Unit<float>& unit, Index matrix) {
-  const SummaryShape shape = plan.summary_shape();
+PairedSummaries paired_gradients(const Unit<L, BFloat16>& unit, Index matrix) {
+  const SummaryShape shape = unit.plan().summary_shape();
   return {unit.memory.paired_gradients.data +
-              matrix * PairedSummaries::size(shape, plan.extents.query_blocks),
+              matrix * PairedSummaries::size(shape, unit.extents().query_blocks),
           unit.queries.blocks, shape};
 }
 
@@ -52,10 +50,9 @@ inline void add_center_gradient(const Centers& centers, float epsilon, const Pan
 
 /// Adds the unit's part of dmix, [matrices, query blocks, key blocks].
 template <class L>
-void mix_unit_matrix_gradient(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                              const Centers* centers, const ExecutorRef& loop) {
-  const Plan<L, float>& plan = operands.plan;
-  const Extents& e = plan.extents;
+void mix_unit_matrix_gradient(const Unit<L, BFloat16>& unit, const Centers* centers,
+                              const ExecutorRef& loop) {
+  const Extents& e = unit.extents();
   const Index most = matrix_gradient_cols(unit.keys.blocks);
   loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index) {
     const Index first = task * most;
@@ -63,14 +60,14 @@ void mix_unit_matrix_gradient(const Operands<L, BFloat16>& operands, const Unit<
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
       const Panel<float> result{unit.memory.grad_mixing.row(matrix), unit.queries.blocks,
                                 unit.keys.blocks, e.key_blocks};
-      mix_matrix_gradient(mixed_gradients(plan, unit, matrix), summaries_of(plan, unit), first,
-                          count, !is_causal<L>, lag_of(sight_of<L>), result);
+      mix_matrix_gradient(paired_gradients(unit, matrix), paired_summaries(unit), first, count,
+                          !is_causal<L>, lag_of(sight_of<L>), result);
       if constexpr (normalizes<L>) {
         const auto add = [&](const Panel<float>& grad, const Panel<float>& from) {
           cpu::mix_matrix_gradient<float>(grad, from.row_range(first, count),
                                           result.col_range(first, count), grad.rows);
         };
-        add(cpu::mixed_gradients(plan, unit, matrix).key_sums, unit.summaries.key_sums);
+        add(mixed_gradients(unit, matrix).key_sums, unit.summaries.key_sums);
         if (centers != nullptr)
           add(centers->gradients.row_range(matrix * e.query_blocks, unit.queries.blocks),
               centers->sums(unit.keys.blocks));
@@ -81,9 +78,9 @@ void mix_unit_matrix_gradient(const Operands<L, BFloat16>& operands, const Unit<
 
 /// dS^T of a group of key blocks, in the scratch of a slot.
 template <class L>
-MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>& unit,
-                                  const RowGroups& groups, Index group,
-                                  const PairScratch& scratch) {
+MixedSummaries mix_group_gradient(const Unit<L, BFloat16>& unit, const RowGroups& groups,
+                                  Index group, const PairScratch& scratch) {
+  const Plan<L, float>& plan = unit.plan();
   const Extents& e = plan.extents;
   const Index first = groups.begin(group);
   const Index rows = groups.size(group);
@@ -94,10 +91,10 @@ MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>&
   const auto terms_of = [&](Index index) {
     const RoundedRows& mixing = plan.rounded.keys;
     const Index matrix = index / plan.rounded.parts;
-    const Index of_unit = unit_matrix(plan, unit, matrix);
+    const Index of_unit = unit.matrix_of(matrix);
     return MixingTerms{
         mixing.of(index % plan.rounded.parts, of_unit, first, rows, unit.queries.blocks),
-        mixed_gradients(plan, unit, matrix), mixing.scales_of(of_unit, first)};
+        paired_gradients(unit, matrix), mixing.scales_of(of_unit, first)};
   };
   mix(grad, e.matrices * plan.rounded.parts, terms_of,
       MixedBlocks{!is_causal<L>, {first + lag_of(sight_of<L>), true}}, scratch.mixed_sums);
@@ -119,83 +116,75 @@ struct Backward : Forward<L> {
   const BackwardRequest<L, BFloat16>& request;
   const Centers* centers;  // of the unit, if its summaries lack them
   using Forward<L>::mixes_in_float;
-  using Forward<L>::operands;
-  using Forward<L>::plan;
   using Forward<L>::unit;
 
   /// Of all matrices' query blocks.
-  Index row_of(Index matrix, Index i) const { return matrix * plan().extents.query_blocks + i; }
+  Index row_of(Index matrix, Index i) const { return matrix * unit.extents().query_blocks + i; }
 
   void begin_block(Index matrix, Index i, bool empty, const SlotScratch<float>& scratch) const {
-    const Extents& e = plan().extents;
-    if (mixes_in_float) {
-      const SummaryRows<float> grad = cpu::mixed_gradients(plan(), unit, matrix);
+    const Extents& e = unit.extents();
+    if (mixes_in_float()) {
+      const SummaryRows<float> grad = mixed_gradients(unit, matrix);
       if (empty) set_zero(grad.summary(i), grad.key_sum(i));
       return;
     }
-    const PairedSummaries grad = mixed_gradients(plan(), unit, matrix);
+    const PairedSummaries grad = paired_gradients(unit, matrix);
     if (i % 2 == 0) grad.clear_end(i);
     if (!empty) return;
     const Panel<float> nothing =
         whole_panel(scratch.pairs.summary_gradient.data, e.value_dim, e.feature_dim);
-    set_zero(nothing, cpu::mixed_gradients(plan(), unit, matrix).key_sum(i));
+    set_zero(nothing, mixed_gradients(unit, matrix).key_sum(i));
     if (centers != nullptr) set_zero(centers->gradients.row_range(row_of(matrix, i), 1));
     finish(grad.half(i), nothing);
   }
   void end_block(Index matrix, Index i) const {
     if constexpr (is_causal<L>)
-      if (!mixes_in_float && (i % 2 == 1 || i + 1 == unit.queries.blocks))
-        mixed_gradients(plan(), unit, matrix).note_finite(i);
+      if (!mixes_in_float() && (i % 2 == 1 || i + 1 == unit.queries.blocks))
+        paired_gradients(unit, matrix).note_finite(i);
   }
 
   /// Packs a query tile's own keys and values: v, its transpose, and m_ii phi(k).
   void pack_own_tile(Tile& at) const {
     const SlotScratch<float>& scratch = at.scratch;
-    const BlockTable& table = plan().tables.queries;
-    const TokenTile& tile = table.tiles[at.index];
-    at.own = pack_own_keys(operands, unit, tile, own_weight(plan(), unit, at.matrix, at.block),
-                           at.mixed.key_sum(at.block), scratch);
-    const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
+    const TokenTile& tile = at.tile();
     pair_tokens(at.own.rotated, scratch.pairs.own_keys);
-    pack_values(table, tile, values, scratch.values, scratch.pairs.own_values);
-    transposed(pack_value_rows(table, tile, values, scratch.values, scratch.pairs.value_rows),
+    pack_values(unit, unit.queries, tile, scratch, scratch.pairs.own_values);
+    transposed(pack_value_rows(unit, unit.queries, tile, scratch, scratch.pairs.value_rows),
                scratch.pairs.columns);
   }
   void absorb_own_tile(Tile& at) const {
-    const Extents& e = plan().extents;
+    const Extents& e = unit.extents();
     const PairScratch& scratch = at.scratch.pairs;
-    const BlockTable& table = plan().tables.queries;
-    const Index tokens = table.tiles[at.index].tokens;
-    const bool first = at.index == table.blocks[unit.queries.first_block + at.block].first_tile;
+    const Index tokens = at.tile().tokens;
     at.summary = absorb(pair_panel(scratch.own_values.data, tokens, e.value_dim),
-                        pair_panel(scratch.own_keys.data, tokens, e.feature_dim), at.summary, first,
-                        scratch);
+                        pair_panel(scratch.own_keys.data, tokens, e.feature_dim), at.summary,
+                        at.part() == 0, scratch);
   }
 
-  static void prefetch(const Tile&, Index, Index, Prefetch&, Prefetch&) {}
+  static void prefetch(const Tile&, Prefetch&, Prefetch&) {}
   /// dS~_i^T (+)= U^T Q^r
   void add_summary_gradient(const Tile& at, const Panel<float>& rotated,
                             const Panel<const float>& u, bool first, bool last,
                             Prefetch* prefetch) const {
-    const Extents& e = plan().extents;
+    const Extents& e = unit.extents();
     const PairScratch& scratch = at.scratch.pairs;
     const Panel<float> sums =
         whole_panel(scratch.summary_gradient.data, e.value_dim, e.feature_dim);
     const LeftFactor a = pair_tokens(u, scratch.values).transposed();
     const VnniPanel b = pair_tokens(rotated, scratch.features);
-    if (last && !mixes_in_float)  // only this step rounds
+    if (last && !mixes_in_float())  // only this step rounds
       return multiply(
-          mixed_gradients(plan(), unit, at.matrix).half(at.block, first ? Panel<float>{} : sums), a,
-          b, prefetch);
+          paired_gradients(unit, at.matrix).half(at.block, first ? Panel<float>{} : sums), a, b,
+          prefetch);
     multiply(sums, a, b, first ? Into::overwrite : Into::add, prefetch);
     if (!last) return;
-    const Panel<float> to = cpu::mixed_gradients(plan(), unit, at.matrix).summary(at.block);
+    const Panel<float> to = mixed_gradients(unit, at.matrix).summary(at.block);
     for (Index r = 0; r < to.rows; ++r) copy_row(to.row(r), sums.row(r), to.cols);
   }
   /// dQ^r
   Panel<float> query_gradient(const Tile& at, Index, const Panel<const float>& u,
                               Prefetch* prefetch) const {
-    const Extents& e = plan().extents;
+    const Extents& e = unit.extents();
     const PairScratch& scratch = at.scratch.pairs;
     const PairedRows u_rows = pair_features(u, scratch.value_rows);
     const Panel<float> sums = whole_panel(scratch.tile.data, u.rows, e.feature_dim);
@@ -216,7 +205,7 @@ struct Backward : Forward<L> {
                        {at.scratch.inverses.data, u.rows}, grad_rotated);
     cpu::denominator_gradient<float>(rotated, grad_rotated, denominators, c);
     if (centers != nullptr)
-      add_center_gradient(*centers, static_cast<float>(operands.variant.normalizer.epsilon), u,
+      add_center_gradient(*centers, static_cast<float>(unit.operands.variant.normalizer.epsilon), u,
                           denominators, c);
   }
   /// p_i
@@ -230,16 +219,16 @@ struct Backward : Forward<L> {
   }
 
   void add_mixing_gradient(const ExecutorRef& loop) const {
-    mix_unit_matrix_gradient(operands, unit, centers, loop);
+    mix_unit_matrix_gradient(unit, centers, loop);
   }
   /// dS and dz of a group of key blocks.
   Mixtures mix_back(const RowGroups& groups, Index group, const SlotScratch<float>& scratch) const {
-    return {cpu::mix_group_gradient(operands, request, unit, groups, group, scratch, false),
-            mix_group_gradient(plan(), unit, groups, group, scratch.pairs)};
+    return {cpu::mix_group_gradient(unit, request, groups, group, scratch, false),
+            mix_group_gradient(unit, groups, group, scratch.pairs)};
   }
   BlockGradient block_gradient(const Mixtures& mixed, Index b,
                                const SlotScratch<float>& scratch) const {
-    const Extents& e = plan().extents;
+    const Extents& e = unit.extents();
     const BlockGradient grad{this->summary(mixed, b, scratch),
                              pair_panel(scratch.pairs.turned.data, e.feature_dim, e.value_dim),
                              mixed.rows.key_sum(b)};
@@ -251,13 +240,11 @@ struct Backward : Forward<L> {
 
   /// Under Causal the tile's own queries meanwhile pass through the slot's panels.
   OwnKeys pack_key_tile(OwnKeys k) const {
-    const Extents& e = plan().extents;
+    const Extents& e = unit.extents();
     const SlotScratch<float>& scratch = k.scratch;
     const PairScratch& pairs = scratch.pairs;
-    const BlockTable& table = plan().tables.keys;
     const Index tokens = k.tile.tokens;
-    const TokenRows<const BFloat16> keys = key_rows(unit, operands.k);
-    k.values = pack_value_rows(table, k.tile, key_rows(unit, operands.v), scratch.values,
+    k.values = pack_value_rows(unit, unit.keys, k.tile, scratch,
                                is_causal_within_block<L> ? pairs.key_value_rows : pairs.value_rows);
     k.gradients = {whole_panel(pairs.tile.data, tokens, e.feature_dim),
                    {},
@@ -265,10 +252,11 @@ struct Backward : Forward<L> {
     if constexpr (is_causal_within_block<L>) {
       const Panel<float> features = panel(scratch.own.rotated.data, tokens, e.feature_dim);
       k.features = {features, features};
-      pack_features(features_of(operands, 1.0f, table, k.tile), keys, k.features, scratch.row);
+      pack_features(key_features_of(unit, k.tile), unit.key_rows(unit.operands.k), k.features,
+                    scratch.row);
       k.keys = pair_features(features, pairs.key_rows);
     } else {
-      k.keys = pack_key_rows(operands, k.tile, keys, scratch);
+      k.keys = pack_key_rows(unit, k.tile, scratch);
     }
     return k;
   }
@@ -283,14 +271,14 @@ struct Backward : Forward<L> {
   void value_gradient(const OwnKeys& k, const BlockGradient& grad,
                       const TokenRows<BFloat16>* tensor, Prefetch* prefetch) const {
     if (tensor != nullptr)
-      return multiply(stored_in(in_place(plan().tables.keys, k.tile, *tensor), tensor->dim, {}),
+      return multiply(stored_in(in_place(unit.keys.table, k.tile, *tensor), tensor->dim, {}),
                       k.keys, grad.not_transposed, prefetch);
     multiply(k.gradients.values, k.keys, grad.not_transposed, Into::overwrite, prefetch);
   }
 
   // Of the tile's own block, under Causal:
   KeyGradients<float> own_gradients(const OwnKeys& k) const {
-    const Extents& e = plan().extents;
+    const Extents& e = unit.extents();
     const PairScratch& pairs = k.scratch.pairs;
     return {whole_panel(pairs.own_key_gradients.data, k.tile.tokens, e.feature_dim),
             {},
@@ -298,13 +286,13 @@ struct Backward : Forward<L> {
   }
   /// dP^T of one matrix, of whole pairs of rows: what later tiles have left.
   Panel<float> grad_running(const OwnKeys& k, Index matrix) const {
-    const Extents& e = plan().extents;
+    const Extents& e = unit.extents();
     const Index rows = 2 * pairs_of(e.value_dim);
     const Index cols = whole_columns(e.feature_dim);
     return {k.scratch.pairs.own_gradients.data + matrix * rows * cols, rows, cols, cols};
   }
   void take_later_gradients(const OwnKeys& k, Index matrix, const KeyGradients<float>& own) const {
-    const Extents& e = plan().extents;
+    const Extents& e = unit.extents();
     const PairScratch& pairs = k.scratch.pairs;
     const Panel<float> sums = grad_running(k, matrix);
     const Index half = sums.rows / 2;
@@ -334,12 +322,11 @@ struct Backward : Forward<L> {
     if (k.first) return;
     const Panel<float> sums = grad_running(k, matrix);  // which an earlier tile needs
     if (starts) set_zero(sums);
-    multiply(sums.row_range(0, plan().extents.value_dim), u_tokens.transposed(), q_tokens,
+    multiply(sums.row_range(0, unit.extents().value_dim), u_tokens.transposed(), q_tokens,
              Into::add);
   }
 };
 
-}  // namespace pairs
-}  // namespace cpu
+}  // namespace cpu::pairs
 
 MHLA_NAMESPACE_END

@@ -8,8 +8,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-namespace cpu {
-namespace pairs {
+namespace cpu::pairs {
 
 /// What one mixing matrix, or a part of it, contributes: `weights` [blocks of the group, blocks
 /// mixed].
@@ -131,7 +130,6 @@ MHLA_OUT_OF_LINE inline void mix_matrix_gradient(const PairedSummaries& grad_mix
   }
 }
 
-}  // namespace pairs
-}  // namespace cpu
+}  // namespace cpu::pairs
 
 MHLA_NAMESPACE_END

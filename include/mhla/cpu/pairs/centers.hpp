@@ -25,8 +25,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-namespace cpu {
-namespace pairs {
+namespace cpu::pairs {
 
 /// What a unit's backward pass rounds.
 enum class Rounding {
@@ -37,16 +36,14 @@ enum class Rounding {
 
 /// sum_j v_j of a block, and the number of its tokens.
 template <class L>
-void sum_up_values(const Operands<L, BFloat16>& operands, const Unit<float>& unit, Index b,
-                   const SlotScratch<float>& scratch) {
+void sum_up_values(const Unit<L, BFloat16>& unit, Index b, const SlotScratch<float>& scratch) {
   const Centers& centers = unit.memory.centers;
-  const BlockTable& table = operands.plan.tables.keys;
-  const BlockSpan& block = table.blocks[unit.keys.first_block + b];
-  const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
+  const BlockTable& table = unit.keys.table;
+  const TokenRows<const BFloat16> values = unit.key_rows(unit.operands.v);
   const Span<float> sum = centers.sum(b);
   std::fill_n(sum.data, sum.size, 0.0f);
-  centers.tokens[b] = static_cast<float>(block.tokens);
-  for (const TokenTile& tile : table.tiles_of(block)) {
+  centers.tokens[b] = static_cast<float>(unit.keys[b].tokens);
+  for (const TokenTile& tile : unit.keys.tiles_of(b)) {
     if (is_in_place<float>(values)) {
       pair_functions<float>().add_rows(sum, in_place(table, tile, values), tile.tokens);
     } else {
@@ -66,7 +63,8 @@ inline void take_mean(Span<float> sum, float tokens) {
 }
 
 /// mu, one of bfloat16's numbers, so that dS_b mu is the product of what is rounded.
-inline void take_mean_of_values(const Unit<float>& unit) {
+template <class L>
+void take_mean_of_values(const Unit<L, BFloat16>& unit) {
   const Centers& centers = unit.memory.centers;
   float tokens = 0;
   for (Index b = 0; b < unit.keys.blocks; ++b) tokens += centers.tokens[b];
@@ -79,21 +77,16 @@ inline void take_mean_of_values(const Unit<float>& unit) {
 
 /// The sums of |w_j|^2 and |w_j|^4 of a block, and its tokens.
 template <class L>
-void take_moments(const Operands<L, BFloat16>& operands, const Unit<float>& unit, Index b,
-                  const SlotScratch<float>& scratch) {
+void take_moments(const Unit<L, BFloat16>& unit, Index b, const SlotScratch<float>& scratch) {
   const Centers& centers = unit.memory.centers;
-  const BlockTable& table = operands.plan.tables.keys;
-  const BlockSpan& block = table.blocks[unit.keys.first_block + b];
   Moments& moments = centers.moments[b];
   moments = {};
-  centers.tokens[b] = static_cast<float>(block.tokens);
+  centers.tokens[b] = static_cast<float>(unit.keys[b].tokens);
   const Span<float> squares = scratch.pairs.tile;
-  for (const TokenTile& tile : table.tiles_of(block)) {
-    with_rows(table, tile, key_rows(unit, operands.v), scratch.values,
-              [&]<class Stored>(const Rows<const Stored>& rows) {
-                pair_functions_of<Stored>().row_distances(rows, tile.tokens, centers.value,
-                                                          squares.data);
-              });
+  for (const TokenTile& tile : unit.keys.tiles_of(b)) {
+    with_values(unit, unit.keys, tile, scratch, [&]<class Stored>(const Rows<const Stored>& rows) {
+      pair_functions_of<Stored>().row_distances(rows, tile.tokens, centers.value, squares.data);
+    });
     for (Index token = 0; token < tile.tokens; ++token) {
       moments.squares += squares[token];
       moments.fourths += squares[token] * squares[token];
@@ -103,13 +96,12 @@ void take_moments(const Operands<L, BFloat16>& operands, const Unit<float>& unit
 
 /// W_b, |sum_j v_j|^2, and the moments of a block.
 template <class L>
-void center_values(const Operands<L, BFloat16>& operands, const Unit<float>& unit, Index b,
-                   const SlotScratch<float>& scratch) {
+void center_values(const Unit<L, BFloat16>& unit, Index b, const SlotScratch<float>& scratch) {
   const Centers& centers = unit.memory.centers;
   const Span<const float> mu = centers.value;
   const Span<float> sum = centers.sum(b);
   const Panel<const float> whole{sum.data, 1, sum.size, sum.size};
-  take_moments(operands, unit, b, scratch);
+  take_moments(unit, b, scratch);
   centers.sum_squares[b] = inner_product<float>(whole, whole);
   copy_row(centers.center_and_sum(b).row(0), mu.data, mu.size);
   add_scaled_row(sum.data, -centers.tokens[b], mu.data, mu.size);
@@ -117,22 +109,19 @@ void center_values(const Operands<L, BFloat16>& operands, const Unit<float>& uni
 
 /// zeta of some blocks' first tiles: a mean of all features would be no better.
 template <class L>
-void take_mean_of_features(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                           const SlotScratch<float>& scratch) {
+void take_mean_of_features(const Unit<L, BFloat16>& unit, const SlotScratch<float>& scratch) {
   constexpr Index enough = 512;  // tokens
-  const BlockTable& table = operands.plan.tables.keys;
   const Span<float> zeta = unit.memory.centers.feature;
-  const Index block_tokens = (std::max)(operands.plan.extents.block_tokens, Index{1});
+  const Index block_tokens = (std::max)(unit.extents().block_tokens, Index{1});
   const Index count =
       (std::min)((std::max)(ceil_div(enough, block_tokens), Index{8}), unit.keys.blocks);
   float tokens = 0;
   std::fill_n(zeta.data, zeta.size, 0.0f);
   for (Index sample = 0; sample < count; ++sample) {
     const Index b = even_split(unit.keys.blocks, count, sample);
-    const BlockSpan& block = table.blocks[unit.keys.first_block + b];
-    if (block.tiles == 0) continue;
-    const TokenTile& tile = table.tiles[block.first_tile];
-    pack_keys(operands, tile, key_rows(unit, operands.k), {zeta, {}}, Into::add, scratch);
+    if (unit.keys[b].tiles == 0) continue;
+    const TokenTile& tile = unit.keys.tiles_of(b)[0];
+    pack_keys(unit, tile, {zeta, {}}, Into::add, scratch);
     tokens += static_cast<float>(tile.tokens);
   }
   take_mean(zeta, tokens);
@@ -141,13 +130,13 @@ void take_mean_of_features(const Operands<L, BFloat16>& operands, const Unit<flo
 /// W~ of query blocks [first, first + rows), and the terms of is_local. `products` [rows, key
 /// blocks] is scratch.
 template <class L>
-void mix_values(const Plan<L, float>& plan, const Unit<float>& unit, Index matrix, Index first,
+void mix_values(const Unit<L, BFloat16>& unit, Index matrix, Index first,
                 const Panel<float>& products) {
   const Centers& centers = unit.memory.centers;
   const Panel<float> sums = centers.sums(unit.keys.blocks);
-  const Index row_of_block = matrix * plan.extents.query_blocks + first;
+  const Index row_of_block = matrix * unit.extents().query_blocks + first;
   const Panel<float> mixed = centers.mixed.row_range(row_of_block, products.rows);
-  const Panel<const float> mixing = unit_mixing(plan, unit, matrix).row_range(first, products.rows);
+  const Panel<const float> mixing = unit.mixing(matrix).row_range(first, products.rows);
   mix<float>(mixing, sums, mixed);
   multiply_right_transposed<float>(products, mixed, sums);
   for (Index r = 0; r < products.rows; ++r) {
@@ -175,12 +164,12 @@ void mix_values(const Plan<L, float>& plan, const Unit<float>& unit, Index matri
 /// the first must not be much more in all blocks or in one. (Twice as much in all would give errors
 /// of 4.2e-3 if no term stood out.)
 template <class L>
-bool is_local(const Plan<L, float>& plan, const Unit<float>& unit) {
+bool is_local(const Unit<L, BFloat16>& unit) {
   double rounded = 0;
   double remaining = 0;
-  for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
+  for (Index matrix = 0; matrix < unit.extents().matrices; ++matrix)
     for (Index i = 0; i < unit.queries.blocks; ++i) {
-      const RowTerms& terms = unit.memory.centers.terms[matrix * plan.extents.query_blocks + i];
+      const RowTerms& terms = unit.memory.centers.terms[matrix * unit.extents().query_blocks + i];
       if (!(terms.rounded <= 4 * terms.remaining)) return true;
       rounded += static_cast<double>(terms.rounded);
       remaining += static_cast<double>(terms.remaining);
@@ -195,7 +184,8 @@ struct Totals {
   double squares = 0;
   double fourths = 0;
 
-  explicit Totals(const Unit<float>& unit) {
+  template <class L>
+  explicit Totals(const Unit<L, BFloat16>& unit) {
     const Centers& centers = unit.memory.centers;
     for (Index b = 0; b < unit.keys.blocks; ++b) {
       tokens += static_cast<double>(centers.tokens[b]);
@@ -245,16 +235,16 @@ struct SampledTerms {
   bool have_mean() const { return !(seen <= 2 * tokens); }
 };
 template <class L>
-SampledTerms sample_terms(const Plan<L, float>& plan, const Unit<float>& unit) {
+SampledTerms sample_terms(const Unit<L, BFloat16>& unit) {
   SampledTerms terms;
   const Centers& centers = unit.memory.centers;
   const Index blocks = unit.queries.blocks;
   const Index count = (std::min)((std::max)(Index{4}, blocks / 4), blocks);
-  for (Index matrix = 0; matrix < plan.extents.matrices && count > 0; ++matrix) {
+  for (Index matrix = 0; matrix < unit.extents().matrices && count > 0; ++matrix) {
     const Index step = blocks / count;  // of query blocks
-    const Panel<const float> all = unit_mixing(plan, unit, matrix);
+    const Panel<const float> all = unit.mixing(matrix);
     const Panel<const float> mixing{all.row(step / 2), count, all.cols, step * all.stride};
-    const Panel<float> mixed = centers.mixed.row_range(matrix * plan.extents.query_blocks, count);
+    const Panel<float> mixed = centers.mixed.row_range(matrix * unit.extents().query_blocks, count);
     mix<float>(mixing, centers.sums(all.cols), mixed);
     for (Index r = 0; r < count; ++r) {
       const float* const weights = mixing.row(r);
@@ -292,7 +282,7 @@ inline void drop_columns(const Panel<float>& sums) {
 /// rounded, whose errors then do not average out. Not known of values so large that nothing is left
 /// of sums.
 template <class L>
-bool rounding_shows(const Plan<L, float>& plan, const Unit<float>& unit) {
+bool rounding_shows(const Unit<L, BFloat16>& unit) {
   const Centers& centers = unit.memory.centers;
   const Panel<float> sums = centers.sums(unit.keys.blocks);
   double squares = 0;
@@ -314,66 +304,62 @@ bool rounding_shows(const Plan<L, float>& plan, const Unit<float>& unit) {
   }
   if (!(fourths > 0 && fourths < 1e60)) return false;
   if (unit.keys.blocks > 1 && squares * squares < 1.5 * fourths) return true;
-  return sample_terms(plan, unit).cancel();
+  return sample_terms(unit).cancel();
 }
 
 /// Whether rounding shows in gradients without a normalizer.
 template <class L>
-bool rounding_shows_in_gradients(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                                 const ExecutorRef& loop) {
-  const Plan<L, float>& plan = operands.plan;
+bool rounding_shows_in_gradients(const Unit<L, BFloat16>& unit, const ExecutorRef& loop) {
+  const Plan<L, float>& plan = unit.plan();
   const Centers& centers = unit.memory.centers;
   std::fill_n(centers.value.data, centers.value.size, 0.0f);
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
     const SlotScratch<float>& scratch = plan.scratch[slot];
-    take_moments(operands, unit, b, scratch);
+    take_moments(unit, b, scratch);
     if (is_causal<L> || plan.mixes_in_float) return;
-    const BlockTable& table = plan.tables.keys;
     std::fill_n(scratch.pairs.tile.data, centers.value.size, 0.0f);
     Into into = Into::overwrite;
-    for (const TokenTile& tile : table.tiles_of(table.blocks[unit.keys.first_block + b])) {
-      add_values(pack_values(table, tile, key_rows(unit, operands.v), scratch.values,
-                             scratch.pairs.values),
-                 tile.tokens, into, scratch.pairs);
+    for (const TokenTile& tile : unit.keys.tiles_of(b)) {
+      add_values(pack_values(unit, unit.keys, tile, scratch, scratch.pairs.values), tile.tokens,
+                 into, scratch.pairs);
       into = Into::add;
     }
     keep_value_sum(centers, b, scratch.pairs);
   });
   return are_few(Totals(unit), unit.keys.blocks) ||
-         (!is_causal<L> && !plan.mixes_in_float && rounding_shows(plan, unit));
+         (!is_causal<L> && !plan.mixes_in_float && rounding_shows(unit));
 }
 
 /// What the unit's backward pass rounds; if that is centered, mu, zeta, W and W~ are there. Without
 /// a normalizer mu is 0.
 template <class L>
-Rounding center_unit(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                     const ExecutorRef& loop) {
-  const Plan<L, float>& plan = operands.plan;
+Rounding center_unit(const Unit<L, BFloat16>& unit, const ExecutorRef& loop) {
+  const Plan<L, float>& plan = unit.plan();
   const Index blocks = unit.keys.blocks;
   if constexpr (!normalizes<L>) {
-    return rounding_shows_in_gradients(operands, unit, loop) ? Rounding::nothing : Rounding::plain;
+    return rounding_shows_in_gradients(unit, loop) ? Rounding::nothing : Rounding::plain;
   } else {
-    loop.parallel_for(
-        blocks, [&](Index b, Index slot) { sum_up_values(operands, unit, b, plan.scratch[slot]); });
+    loop.parallel_for(blocks,
+                      [&](Index b, Index slot) { sum_up_values(unit, b, plan.scratch[slot]); });
     loop.parallel_for(1, [&](Index, Index) { take_mean_of_values(unit); });
-    loop.parallel_for(
-        blocks, [&](Index b, Index slot) { center_values(operands, unit, b, plan.scratch[slot]); });
+    loop.parallel_for(blocks,
+                      [&](Index b, Index slot) { center_values(unit, b, plan.scratch[slot]); });
     const Totals totals(unit);
     if (are_few(totals, blocks)) return Rounding::nothing;
     if (!may_have_block_means(totals, blocks)) {
-      const SampledTerms terms = sample_terms(plan, unit);
+      const SampledTerms terms = sample_terms(unit);
       if (!terms.cancel() && !terms.have_mean()) return Rounding::plain;
     }
-    loop.parallel_for(
-        1, [&](Index, Index slot) { take_mean_of_features(operands, unit, plan.scratch[slot]); });
+    loop.parallel_for(1,
+                      [&](Index, Index slot) { take_mean_of_features(unit, plan.scratch[slot]); });
     const Index groups = ceil_div(unit.queries.blocks, Centers::rows_at_once);
     loop.parallel_for(plan.extents.matrices * groups, [&](Index task, Index slot) {
       const Index first = task % groups * Centers::rows_at_once;
       const Index rows = (std::min)(Centers::rows_at_once, unit.queries.blocks - first);
-      mix_values(plan, unit, task / groups, first,
+      mix_values(unit, task / groups, first,
                  panel(plan.scratch[slot].pairs.products.data, rows, blocks));
     });
-    return is_local(plan, unit) ? Rounding::nothing : Rounding::centered;
+    return is_local(unit) ? Rounding::nothing : Rounding::centered;
   }
 }
 
@@ -405,7 +391,6 @@ inline void subtract_center(const Centers& centers, const VnniPanel& grad_transp
   for (Index c = 0; c < grad_key_sum.size; ++c) grad_key_sum[c] -= product.row(0)[c];
 }
 
-}  // namespace pairs
-}  // namespace cpu
+}  // namespace cpu::pairs
 
 MHLA_NAMESPACE_END

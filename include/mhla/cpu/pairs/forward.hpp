@@ -14,28 +14,23 @@
 
 MHLA_NAMESPACE_BEGIN
 
-namespace cpu {
-namespace pairs {
+namespace cpu::pairs {
 
 /// S of every key block, in the backward pass transposed.
 template <class L>
-PairedSummaries summaries_of(const Plan<L, float>& plan, const Unit<float>& unit) {
-  return {unit.memory.paired_summaries.data, unit.keys.blocks, plan.summary_shape()};
+PairedSummaries paired_summaries(const Unit<L, BFloat16>& unit) {
+  return {unit.memory.paired_summaries.data, unit.keys.blocks, unit.plan().summary_shape()};
 }
 
 /// Sums S_b, with `centers` C_b, and z_b of one block, in float only if they are kept, have several
 /// tiles or are centered.
 template <class L>
-void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& unit, Index b,
-                     const Centers* centers, const KeptSummaries<float>& kept,
-                     const SlotScratch<float>& scratch) {
-  const BlockTable& table = operands.plan.tables.keys;
-  const BlockSpan& block = table.blocks[unit.keys.first_block + b];
-  const TokenRows<const BFloat16> keys = key_rows(unit, operands.k);
-  const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
-  const PairedSummaries summaries = summaries_of(operands.plan, unit);
+void summarize_block(const Unit<L, BFloat16>& unit, Index b, const Centers* centers,
+                     const KeptSummaries<float>& kept, const SlotScratch<float>& scratch) {
+  const BlockSpan& block = unit.keys[b];
+  const PairedSummaries summaries = paired_summaries(unit);
   const bool keeps = kept.whole.summaries.rows > 0;
-  const bool not_transposed = unit.orientation == Orientation::not_transposed;
+  const bool not_transposed = unit.orientation() == Orientation::not_transposed;
   // What rounding_shows asks for.
   const bool sums_up = not_transposed && !is_causal<L> && !kept.alone;
   const Span<float> key_sum = unit.summaries.key_sum(b);
@@ -44,12 +39,11 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
   if (b % 2 == 0 && !kept.alone) summaries.clear_end(b);
   if (block.tiles == 0) set_zero(sums, key_sum);
   for (Index i = 0; i < block.tiles; ++i) {
-    const TokenTile& tile = table.tiles[block.first_tile + i];
+    const TokenTile& tile = unit.keys.table.tiles[block.first_tile + i];
     const bool last = i + 1 == block.tiles;
     Into into = i == 0 ? Into::overwrite : Into::add;
-    const VnniPanel k =
-        pack_keys(operands, tile, keys, {key_sum, scratch.key_sum_rest}, into, scratch);
-    const VnniPanel v = pack_values(table, tile, values, scratch.values, scratch.pairs.values);
+    const VnniPanel k = pack_keys(unit, tile, {key_sum, scratch.key_sum_rest}, into, scratch);
+    const VnniPanel v = pack_values(unit, unit.keys, tile, scratch, scratch.pairs.values);
     if (centers != nullptr) {
       const Panel<float> rows = whole_panel(scratch.pairs.tile.data, 2, k.cols);
       multiply(rows.row_range(0, 1), LeftFactor::ones(tile.tokens), k, into);
@@ -60,7 +54,8 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
     }
     if (sums_up) add_values(v, tile.tokens, into, scratch.pairs);
     const LeftFactor a = (not_transposed ? k : v).transposed();
-    Prefetch next = prefetch_tile(table, unit.keys, block.first_tile + i + 1, {keys, values});
+    Prefetch next = prefetch_tile(unit.keys, block.first_tile + i + 1,
+                                  {unit.key_rows(unit.operands.k), unit.key_rows(unit.operands.v)});
     if (!last || keeps) {
       multiply(sums, a, not_transposed ? v : k, into, &next);
     } else {
@@ -76,35 +71,34 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
     keep_value_sum(of_values, b, scratch.pairs);
   }
   if ((block.tiles == 0 || keeps) && !kept.alone) finish(summaries.half(b), sums);
-  if (keeps) kept.keep(b, sums, operands.plan.extents.value_dim, key_sum);
+  if (keeps) kept.keep(b, sums, unit.extents().value_dim, key_sum);
 }
 
 /// S_b, with `centers` C_b, and z_b of every key block.
 template <class L>
-void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                    const Centers* centers, const KeptSummaries<float>& kept,
-                    const ExecutorRef& loop) {
-  const Plan<L, float>& plan = operands.plan;
+void summarize_unit(const Unit<L, BFloat16>& unit, const Centers* centers,
+                    const KeptSummaries<float>& kept, const ExecutorRef& loop) {
   loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
     for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
-      summarize_block(operands, unit, b, centers, kept, plan.scratch[slot]);
+      summarize_block(unit, b, centers, kept, unit.plan().scratch[slot]);
     if constexpr (is_causal<L>)
-      if (!kept.alone) summaries_of(plan, unit).note_finite(2 * pair);
+      if (!kept.alone) paired_summaries(unit).note_finite(2 * pair);
   });
 }
 
 /// S~_i of a group of query blocks, in the scratch of a slot.
 template <class L>
-MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, Index matrix,
-                         const RowGroups& groups, Index group, const PairScratch& scratch) {
+MixedSummaries mix_group(const Unit<L, BFloat16>& unit, Index matrix, const RowGroups& groups,
+                         Index group, const PairScratch& scratch) {
+  const Plan<L, float>& plan = unit.plan();
   const Index first = groups.begin(group);
   const Index rows = groups.size(group);
   const MixedSummaries mixed{scratch.mixed.data, rows, plan.summary_shape()};
-  const Index of_unit = unit_matrix(plan, unit, matrix);
+  const Index of_unit = unit.matrix_of(matrix);
   const auto terms_of = [&](Index part) {
     const RoundedRows& mixing = plan.rounded.queries;
     return MixingTerms{mixing.of(part, of_unit, first, rows, unit.keys.blocks),
-                       summaries_of(plan, unit), mixing.scales_of(of_unit, first)};
+                       paired_summaries(unit), mixing.scales_of(of_unit, first)};
   };
   mix(mixed, plan.rounded.parts, terms_of,
       MixedBlocks{!is_causal<L>, {first + 1 - lag_of(sight_of<L>)}}, scratch.mixed_sums);
@@ -191,18 +185,16 @@ struct Forward {
     MixedSummaries summaries{};
   };
 
-  const Operands<L, BFloat16>& operands;
-  const Unit<float>& unit;
-  bool mixes_in_float = false;
+  const Unit<L, BFloat16>& unit;
 
-  const Plan<L, float>& plan() const { return operands.plan; }
+  bool mixes_in_float() const { return unit.plan().mixes_in_float; }
 
   /// Groups of `rows` blocks that mix `terms` others, each of whole pairs; the bits are the same
   /// for any groups.
   RowGroups groups(Index rows, Index terms, bool, const ExecutorRef& loop) const {
-    if (mixes_in_float)
-      return shared_row_groups<L>(plan().extents, rows, terms, Into::overwrite, loop.num_slots());
-    RowGroups groups = row_groups<L>(plan().extents, rows, terms);
+    if (mixes_in_float())
+      return shared_row_groups<L>(unit.extents(), rows, terms, Into::overwrite, loop.num_slots());
+    RowGroups groups = row_groups<L>(unit.extents(), rows, terms);
     groups = RowGroups(rows, groups.most, groups.unit % 2 == 0 ? groups.unit : 2);
     groups.count = (std::min)(ceil_div(rows, groups.unit),
                               ceil_div(groups.count, loop.num_slots()) * loop.num_slots());
@@ -210,14 +202,14 @@ struct Forward {
   }
   Mixtures mix(Index matrix, const RowGroups& groups, Index group,
                const SlotScratch<float>& scratch, bool summaries_wanted) const {
-    Mixtures mixed{cpu::mix_group(plan(), unit, matrix, groups, group, scratch, mixes_in_float)};
-    if (summaries_wanted && !mixes_in_float)
-      mixed.summaries = mix_group(plan(), unit, matrix, groups, group, scratch.pairs);
+    Mixtures mixed{cpu::mix_group(unit, matrix, groups, group, scratch, mixes_in_float())};
+    if (summaries_wanted && !mixes_in_float())
+      mixed.summaries = mix_group(unit, matrix, groups, group, scratch.pairs);
     return mixed;
   }
   /// S~ of a block.
   VnniPanel summary(const Mixtures& mixed, Index block, const SlotScratch<float>& scratch) const {
-    if (mixes_in_float) return round_summary(mixed.rows.summary(block), scratch.pairs);
+    if (mixes_in_float()) return round_summary(mixed.rows.summary(block), scratch.pairs);
     return mixed.summaries.data == nullptr ? VnniPanel{}
                                            : mixed.summaries.of(block - mixed.rows.first);
   }
@@ -228,47 +220,40 @@ struct Forward {
   /// scores |v|^2.
   void pack_own_tile(Tile& at) const {
     const SlotScratch<float>& scratch = at.scratch;
-    const BlockTable& table = plan().tables.queries;
-    const TokenTile& tile = table.tiles[at.index];
+    const TokenTile& tile = at.tile();
     OwnTile<float>& own = at.own;
-    own = pack_own_keys(operands, unit, tile, own_weight(plan(), unit, at.matrix, at.block),
-                        at.mixed.key_sum(at.block), scratch);
     transposed(pair_features(own.rotated, scratch.pairs.feature_rows), scratch.pairs.columns);
-    const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
-    const VnniPanel packed = pack_values(table, tile, values, scratch.values, scratch.pairs.values);
-    own.values = panel(scratch.own.values.data, 1, values.dim);
-    std::fill_n(scratch.own.values.data, values.dim, 0.0f);
-    with_rows(table, tile, values, scratch.values,
-              [&]<class Stored>(const Rows<const Stored>& rows) {
-                pair_functions_of<Stored>().row_distances(
-                    rows, tile.tokens, {scratch.own.values.data, values.dim}, own.scores.row(0));
-              });
+    const VnniPanel packed = pack_values(unit, unit.queries, tile, scratch, scratch.pairs.values);
+    const Span<float> zeros{scratch.own.values.data, unit.extents().value_dim};
+    own.values = panel(zeros.data, 1, zeros.size);
+    std::fill_n(zeros.data, zeros.size, 0.0f);
+    with_values(
+        unit, unit.queries, tile, scratch, [&]<class Stored>(const Rows<const Stored>& rows) {
+          pair_functions_of<Stored>().row_distances(rows, tile.tokens, zeros, own.scores.row(0));
+        });
     for (Index t = 0; t < tile.tokens; ++t)
       if (!(std::isfinite)(own.scores.row(0)[t]))
-        own.scores.row(0)[t] = square_of_finite(packed, t, values.dim);
+        own.scores.row(0)[t] = square_of_finite(packed, t, zeros.size);
   }
   /// Adds the tile to P, which later tiles of its block read.
   void absorb_own_tile(Tile& at) const {
     const PairScratch& scratch = at.scratch.pairs;
-    const BlockTable& table = plan().tables.queries;
-    const TokenTile& tile = table.tiles[at.index];
-    const bool first = at.index == table.blocks[unit.queries.first_block + at.block].first_tile;
+    const Index tokens = at.tile().tokens;
     at.summary = absorb(pair_tokens(at.own.rotated, scratch.features),
-                        pair_panel(scratch.values.data, tile.tokens, plan().extents.value_dim),
-                        at.summary, first, scratch);
+                        pair_panel(scratch.values.data, tokens, unit.extents().value_dim),
+                        at.summary, at.part() == 0, scratch);
   }
 
   /// y of a tile of query head g.
   void read_out(const Tile& at, Index g, const TensorView<BFloat16, 4>& y) const {
-    const Plan<L, float>& plan = operands.plan;
-    const Extents& e = plan.extents;
-    const BlockTable& table = plan.tables.queries;
-    const TokenTile& tile = table.tiles[at.index];
+    const Extents& e = unit.extents();
+    const BlockTable& table = unit.queries.table;
+    const TokenTile& tile = at.tile();
     const PairScratch& scratch = at.scratch.pairs;
-    const TokenRows<const BFloat16> queries = query_rows(plan, unit, g, operands.q);
-    const TokenRows<BFloat16> results = query_rows(plan, unit, g, y);
-    const auto [rotated, denominators] = pack_queries(operands, unit, at, g);
-    Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, {queries, results});
+    const TokenRows<const BFloat16> queries = unit.query_rows(g, unit.operands.q);
+    const TokenRows<BFloat16> results = unit.query_rows(g, y);
+    const auto [rotated, denominators] = pack_queries(unit, at, g);
+    Prefetch next = prefetch_tile(unit.queries, at.index + 1, {queries, results});
     const Span<float> inverses{at.scratch.inverses.data, denominators.size};
     const bool invertible = invert<float>(denominators, inverses);
     if (!is_causal_within_block<L> && invertible && is_in_place<float>(results))
@@ -288,7 +273,6 @@ struct Forward {
   }
 };
 
-}  // namespace pairs
-}  // namespace cpu
+}  // namespace cpu::pairs
 
 MHLA_NAMESPACE_END

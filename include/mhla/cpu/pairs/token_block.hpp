@@ -6,32 +6,34 @@
 
 MHLA_NAMESPACE_BEGIN
 
-namespace cpu {
-namespace pairs {
+namespace cpu::pairs {
 
-/// The rows of a tile in place or, strided, gathered into `buffer`: visit(rows).
-template <class Visitor>
-void with_rows(const BlockTable& table, const TokenTile& tile,
-               const TokenRows<const BFloat16>& tokens, Span<float> buffer, const Visitor& visit) {
-  if (is_in_place<float>(tokens)) return visit(in_place(table, tile, tokens));
-  visit(readable_rows<BFloat16, float>(table, tile, tokens, buffer));
+/// Rows of v of a tile of `of`, the unit's keys or, under Causal, its queries: in place or,
+/// strided, gathered into the slot's panel of values: visit(rows).
+template <class L, class Visitor>
+void with_values(const Unit<L, BFloat16>& unit, const UnitBlocks& of, const TokenTile& tile,
+                 const SlotScratch<float>& scratch, const Visitor& visit) {
+  const TokenRows<const BFloat16> values = unit.key_rows(unit.operands.v);
+  if (is_in_place<float>(values)) return visit(in_place(of.table, tile, values));
+  visit(readable_rows<BFloat16, float>(of.table, tile, values, scratch.values));
 }
 
 /// v of a tile, in pairs of tokens.
-inline VnniPanel pack_values(const BlockTable& table, const TokenTile& tile,
-                             const TokenRows<const BFloat16>& values, Span<float> buffer,
-                             Span<Pair> memory) {
-  const VnniPanel panel = pair_panel(memory.data, tile.tokens, values.dim);
-  with_rows(table, tile, values, buffer,
-            [&](const auto& rows) { pair_rows(panel, tile.tokens, rows); });
+template <class L>
+VnniPanel pack_values(const Unit<L, BFloat16>& unit, const UnitBlocks& of, const TokenTile& tile,
+                      const SlotScratch<float>& scratch, Span<Pair> memory) {
+  const VnniPanel panel = pair_panel(memory.data, tile.tokens, unit.extents().value_dim);
+  with_values(unit, of, tile, scratch,
+              [&](const auto& rows) { pair_rows(panel, tile.tokens, rows); });
   return panel;
 }
 /// Rows of v, in pairs of values.
-inline PairedRows pack_value_rows(const BlockTable& table, const TokenTile& tile,
-                                  const TokenRows<const BFloat16>& values, Span<float> buffer,
-                                  Span<Pair> memory) {
-  const PairedRows panel = paired_rows(memory.data, tile.tokens, values.dim);
-  with_rows(table, tile, values, buffer, [&](const auto& rows) { pair_columns(panel, rows); });
+template <class L>
+PairedRows pack_value_rows(const Unit<L, BFloat16>& unit, const UnitBlocks& of,
+                           const TokenTile& tile, const SlotScratch<float>& scratch,
+                           Span<Pair> memory) {
+  const PairedRows panel = paired_rows(memory.data, tile.tokens, unit.extents().value_dim);
+  with_values(unit, of, tile, scratch, [&](const auto& rows) { pair_columns(panel, rows); });
   return panel;
 }
 
@@ -56,44 +58,44 @@ inline VnniPanel transposed(const PairedRows& from, Span<Pair> memory) {
 
 /// Whether phi(x) is packed in one step, without a panel of floats.
 template <class L>
-bool maps_into_pairs(const Operands<L, BFloat16>& operands, const TokenRows<const BFloat16>& rows) {
+bool maps_into_pairs(const Unit<L, BFloat16>& unit, const TokenRows<const BFloat16>& rows) {
   constexpr Index vector = 16;
-  return ElementwiseFeatureMap<typename L::FeatureMapType> && !operands.plan.rotation.rotates() &&
+  return ElementwiseFeatureMap<typename L::FeatureMapType> && !unit.plan().rotation.rotates() &&
          is_in_place<float>(rows) && rows.dim >= 2 * vector && rows.dim % 2 == 0;
 }
 
 /// phi(k) of a tile, rotated, in pairs of tokens; adds phi(k) to the block's key sum.
 template <class L>
-VnniPanel pack_keys(const Operands<L, BFloat16>& operands, const TokenTile& tile,
-                    const TokenRows<const BFloat16>& keys, const CompensatedSum<float>& key_sum,
-                    Into into, const SlotScratch<float>& scratch) {
-  const BlockTable& table = operands.plan.tables.keys;
+VnniPanel pack_keys(const Unit<L, BFloat16>& unit, const TokenTile& tile,
+                    const CompensatedSum<float>& key_sum, Into into,
+                    const SlotScratch<float>& scratch) {
+  const TokenRows<const BFloat16> keys = unit.key_rows(unit.operands.k);
   if constexpr (ElementwiseFeatureMap<typename L::FeatureMapType>)
-    if (maps_into_pairs(operands, keys)) {
+    if (maps_into_pairs(unit, keys)) {
       const VnniPanel panel = pair_panel(scratch.pairs.features.data, tile.tokens, keys.dim);
       if (into == Into::overwrite) key_sum.set_zero();
-      map_pair_rows(operands.variant.feature_map, panel, tile.tokens, in_place(table, tile, keys),
-                    key_sum.sum);
+      map_pair_rows(unit.operands.variant.feature_map, panel, tile.tokens,
+                    in_place(unit.keys.table, tile, keys), key_sum.sum);
       return panel;
     }
-  const FeaturePanels<float> k = pack_tile(operands, 1.0f, table, tile, keys, scratch);
+  const FeaturePanels<float> k = pack_key_tile(unit, tile, scratch);
   if (normalizes<L>) add_rows(key_sum, 1.0f, k.features, into);
   return pair_tokens(k.rotated, scratch.pairs.features);
 }
 
 /// phi(k) of a tile, rotated, in pairs of features.
 template <class L>
-PairedRows pack_key_rows(const Operands<L, BFloat16>& operands, const TokenTile& tile,
-                         const TokenRows<const BFloat16>& keys, const SlotScratch<float>& scratch) {
-  const BlockTable& table = operands.plan.tables.keys;
+PairedRows pack_key_rows(const Unit<L, BFloat16>& unit, const TokenTile& tile,
+                         const SlotScratch<float>& scratch) {
+  const TokenRows<const BFloat16> keys = unit.key_rows(unit.operands.k);
   if constexpr (ElementwiseFeatureMap<typename L::FeatureMapType>)
-    if (maps_into_pairs(operands, keys)) {
+    if (maps_into_pairs(unit, keys)) {
       const PairedRows rows = paired_rows(scratch.pairs.feature_rows.data, tile.tokens, keys.dim);
-      map_pair_columns(operands.variant.feature_map, 1.0f, rows, in_place(table, tile, keys),
-                       Span<const float>{}, Span<float>{});
+      map_pair_columns(unit.operands.variant.feature_map, 1.0f, rows,
+                       in_place(unit.keys.table, tile, keys), Span<const float>{}, Span<float>{});
       return rows;
     }
-  const FeaturePanels<float> k = pack_tile(operands, 1.0f, table, tile, keys, scratch);
+  const FeaturePanels<float> k = pack_key_tile(unit, tile, scratch);
   return pair_features(k.rotated, scratch.pairs.feature_rows);
 }
 
@@ -103,32 +105,30 @@ struct PackedQueries {
   Span<const float> denominators;
 };
 template <class L>
-PackedQueries pack_queries(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                           const QueryTile<float, VnniPanel>& at, Index g) {
-  const Plan<L, float>& plan = operands.plan;
-  const TokenTile& tile = plan.tables.queries.tiles[at.index];
-  const TokenRows<const BFloat16> queries = query_rows(plan, unit, g, operands.q);
+PackedQueries pack_queries(const Unit<L, BFloat16>& unit, const QueryTile<float, VnniPanel>& at,
+                           Index g) {
+  const TokenTile& tile = at.tile();
+  const TokenRows<const BFloat16> queries = unit.query_rows(g, unit.operands.q);
   if constexpr (ElementwiseFeatureMap<typename L::FeatureMapType> && !is_causal_within_block<L> &&
                 !mixes_products<L>)
-    if (maps_into_pairs(operands, queries)) {
+    if (maps_into_pairs(unit, queries)) {
       const PairedRows rows =
           paired_rows(at.scratch.pairs.feature_rows.data, tile.tokens, queries.dim);
       const Span<float> denominators{at.scratch.denominators.data,
                                      normalizes<L> ? tile.tokens : Index{0}};
-      map_pair_columns(operands.variant.feature_map, operands.scale(), rows,
-                       in_place(plan.tables.queries, tile, queries),
+      map_pair_columns(unit.operands.variant.feature_map, unit.operands.scale(), rows,
+                       in_place(unit.queries.table, tile, queries),
                        Span<const float>(at.mixed.key_sum(at.block)), denominators);
       if constexpr (normalizes<L>)
         for (Index t = 0; t < tile.tokens; ++t)
-          denominators[t] += static_cast<float>(operands.variant.normalizer.epsilon);
+          denominators[t] += static_cast<float>(unit.operands.variant.normalizer.epsilon);
       return {rows, denominators};
     }
-  const FeaturePanels<float> q = pack_query_tile(operands, unit, g, tile, at.scratch);
+  const FeaturePanels<float> q = pack_query_tile(unit, g, tile, at.scratch);
   return {pair_features(q.rotated, at.scratch.pairs.feature_rows),
-          tile_denominators(operands, unit, at, g, q.features)};
+          tile_denominators(unit, at, g, q.features)};
 }
 
-}  // namespace pairs
-}  // namespace cpu
+}  // namespace cpu::pairs
 
 MHLA_NAMESPACE_END

@@ -15,31 +15,29 @@ class BackwardUnit {
  public:
   using A = Accumulator<T>;
 
-  BackwardUnit(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-               const Unit<A>& unit)
-      : of_(operands, unit), request_(request) {}
+  BackwardUnit(const Unit<L, T>& unit, const BackwardRequest<L, T>& request)
+      : of_(unit), unit_(unit), request_(request) {}
 
   MHLA_ONCE_A_CALL void run(const ExecutorRef& loop) const {
     const Memory<A>& m = of_.memory;
     loop.parallel_for(of_.key_tiles.size, [&](Index tile, Index slot) {
-      pack_keys(of_.key_tiles[tile], plan().scratch[slot]);
+      pack_keys(of_.key_tiles[tile], unit_.plan().scratch[slot]);
     });
-    if (is_causal<L> || plan().extents.group_size * of_.query_tiles.size == 0) {
+    if (is_causal<L> || unit_.extents().group_size * of_.query_tiles.size == 0) {
       set_zero(m.rotated.grad_keys);
       set_zero(m.unrotated.grad_keys);
       set_zero(m.grad_values);
     }
-    for (Index g = 0; g < plan().extents.group_size; ++g) {
+    for (Index g = 0; g < unit_.extents().group_size; ++g) {
       const Weights<A, sight_of<L>> weights = of_.weights(g);
       for (const TokenTile& tile : of_.query_tiles) run_tile(g, weights, tile, loop);
     }
     loop.parallel_for(of_.key_tiles.size, [&](Index tile, Index slot) {
-      unpack_keys(of_.key_tiles[tile], plan().scratch[slot]);
+      unpack_keys(of_.key_tiles[tile], unit_.plan().scratch[slot]);
     });
   }
 
  private:
-  const Plan<L, A>& plan() const { return of_.plan; }
   bool unrotated_too() const { return of_.memory.unrotated.keys.rows > 0; }
   RowBuffers<A> row() const { return {of_.memory.input, of_.memory.gradient}; }
   // A tile's panels, in the unit's memory.
@@ -53,25 +51,21 @@ class BackwardUnit {
   }
 
   MHLA_ONCE_A_CALL void pack_keys(const TokenTile& tile, const SlotScratch<A>& scratch) const {
-    const BlockTable& table = plan().tables.keys;
     const FeaturePanels<A> k = features(tile, tile.offset, &FeatureMemory<A>::keys);
-    pack_features(features_of(of_.operands, A(1), table, tile), key_rows(of_.unit, of_.operands.k),
-                  k, scratch.row);
+    pack_features(key_features_of(unit_, tile), unit_.key_rows(unit_.operands.k), k, scratch.row);
     of_.keep_transposed(tile, k);
-    transpose<A>(
-        of_.memory.values.col_range(tile.offset, tile.tokens),
-        readable_panel<T>(table, tile, key_rows(of_.unit, of_.operands.v), scratch.values));
+    transpose<A>(of_.memory.values.col_range(tile.offset, tile.tokens),
+                 readable_panel<T>(unit_.keys.table, tile, unit_.key_rows(unit_.operands.v),
+                                   scratch.values));
   }
 
   MHLA_ONCE_A_CALL void run_tile(Index g, const Weights<A, sight_of<L>>& weights,
                                  const TokenTile& tile, const ExecutorRef& loop) const {
     const Memory<A>& m = of_.memory;
-    const BlockTable& table = plan().tables.queries;
-    const TokenRows<const T> queries = query_rows(plan(), of_.unit, g, of_.operands.q);
-    const TokenRows<const T> dy = query_rows(plan(), of_.unit, g, request_.dy);
-    const auto features_of_tile = features_of(of_.operands, of_.operands.scale(), table, tile);
-    pack_features(features_of_tile, queries, features(tile, 0, &FeatureMemory<A>::queries), row());
-    const Panel<const A> grad_outputs = readable_panel<T>(table, tile, dy, m.grad_outputs);
+    pack_features(query_features_of(unit_, tile), unit_.query_rows(g, unit_.operands.q),
+                  features(tile, 0, &FeatureMemory<A>::queries), row());
+    const Panel<const A> grad_outputs = readable_panel<T>(
+        unit_.queries.table, tile, unit_.query_rows(g, request_.dy), m.grad_outputs);
     const bool overwrites = !is_causal<L> && g == 0 && tile.offset == 0;
     const TileGradient<A, sight_of<L>> at{
         weights,
@@ -85,26 +79,26 @@ class BackwardUnit {
         request_.gradients.key.wanted,
         request_.gradients.value.wanted,
         overwrites ? Into::overwrite : Into::add,
-        request_.mixing() ? mixing_gradient(plan().extents.matrices == 1 ? 0 : g) : Panel<A>{}};
+        request_.mixing() ? mixing_gradient(unit_.extents().matrices == 1 ? 0 : g) : Panel<A>{}};
     Index seen = 0;  // ranges
     while (seen < of_.ranges.size && at.with(seen).seen() > 0) ++seen;
-    loop.parallel_for(
-        seen, [&](Index r, Index slot) { at.score(r, plan().scratch[slot].quadratic.weights); });
+    loop.parallel_for(seen, [&](Index r, Index slot) {
+      at.score(r, unit_.plan().scratch[slot].quadratic.weights);
+    });
     if constexpr (normalizes<L>)
-      at.divide(seen, static_cast<A>(of_.operands.variant.normalizer.epsilon));
-    loop.parallel_for(
-        seen, [&](Index r, Index slot) { at.add_gradients(r, plan().scratch[slot].quadratic); });
+      at.divide(seen, static_cast<A>(unit_.operands.variant.normalizer.epsilon));
+    loop.parallel_for(seen, [&](Index r, Index slot) {
+      at.add_gradients(r, unit_.plan().scratch[slot].quadratic);
+    });
     if (!request_.query()) return;
     FeatureGradients<A> total{sum_of_ranges(m.rotated, tile.tokens, seen)};
     if (unrotated_too()) total.unrotated = sum_of_ranges(m.unrotated, tile.tokens, seen).placed();
-    unpack_feature_gradient(features_of_tile, queries, total,
-                            query_rows(plan(), of_.unit, g, request_.gradients.query.view),
-                            request_.update, row());
+    unpack_query_gradient(unit_, request_, g, tile, total, row());
   }
 
   Panel<A> mixing_gradient(Index matrix) const {
-    return {of_.unit.memory.grad_mixing.row(matrix), of_.unit.queries.blocks, of_.unit.keys.blocks,
-            plan().problem.key_blocks};
+    return {unit_.memory.grad_mixing.row(matrix), unit_.queries.blocks, unit_.keys.blocks,
+            unit_.plan().problem.key_blocks};
   }
 
   /// The sum of a tile's ranges, in their order.
@@ -117,22 +111,20 @@ class BackwardUnit {
   }
 
   MHLA_ONCE_A_CALL void unpack_keys(const TokenTile& tile, const SlotScratch<A>& scratch) const {
-    const Operands<L, T>& operands = of_.operands;
-    const BlockTable& table = plan().tables.keys;
     if (request_.gradients.key.wanted) {
       const FeaturePanels<A> k = features(tile, tile.offset, &FeatureMemory<A>::grad_keys);
       FeatureGradients<A> total{k.rotated};
       if (unrotated_too()) total.unrotated = k.features.placed();
-      unpack_feature_gradient(
-          features_of(operands, A(1), table, tile), key_rows(of_.unit, operands.k), total,
-          key_rows(of_.unit, request_.gradients.key.view), request_.update, scratch.row);
+      unpack_key_gradient(unit_, request_, tile, total, scratch.row);
     }
     if (request_.gradients.value.wanted)
-      scatter<T, A>(table, tile, of_.memory.grad_values.row_range(tile.offset, tile.tokens), {},
-                    key_rows(of_.unit, request_.gradients.value.view), request_.update);
+      scatter<T, A>(unit_.keys.table, tile,
+                    of_.memory.grad_values.row_range(tile.offset, tile.tokens), {},
+                    unit_.key_rows(request_.gradients.value.view), request_.update);
   }
 
   QuadraticUnit<L, T> of_;
+  const Unit<L, T>& unit_;
   const BackwardRequest<L, T>& request_;
 };
 
