@@ -5,8 +5,8 @@
 namespace cpu {
 
 template <class A, int B, int C, int D, int E, int F, int G, int H, int I, int J, int K>
-void gather(const Panel<A, Index>& a, int b, int* c = nullptr, int d = sum(1, 2), int,
-            int (&f)[3], std::vector<std::pair<int, int>> g = {}, A&&... h, const char* i = ",");
+void gather(const Panel<A, Index>& a, int b, int* c = nullptr, int d = sum(1, 2), int, int (&f)[3],
+            std::vector<std::pair<int, int>> g = {}, A&&... h, const char* i = ",");
 
 struct Gather {
   Gather(int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l);
