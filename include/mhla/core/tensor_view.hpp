@@ -108,7 +108,7 @@ struct TensorView {
 
 /// What a call reads: T is not deduced from it, so that whatever converts to such a view does.
 template <class T, int Rank>
-using InputView = TensorView<const std::type_identity_t<T>, Rank>;
+using InputView = std::type_identity_t<TensorView<const T, Rank>>;
 
 /// A view of `data` in row-major order: the last axis is contiguous. Extents are checked by the
 /// calls that take the view, not here.
