@@ -29,7 +29,7 @@ struct Shape {
 
   /// Query heads that share a kv head.
   constexpr Index group_size() const { return kv_heads == 0 ? 0 : heads / kv_heads; }
-  /// Matrices that the query heads of a kv head use: 1, or one each.
+  /// Matrices of a kv head: 1 that its query heads share, or one for each; 0 without heads.
   constexpr Index matrices() const { return mix_heads == 1 && heads > 0 ? Index{1} : group_size(); }
   /// Whether each batch item has a mix of its own.
   constexpr bool mix_per_item() const { return mix_heads != 1 && mix_heads != heads; }

@@ -106,7 +106,8 @@ struct TensorView {
   /// \endcond
 };
 
-/// What a call reads: T is not deduced from it, so that whatever converts to such a view does.
+/// An operand that a call only reads. No template argument is deduced from it, so that callers can
+/// pass anything that converts to the view.
 template <class T, int Rank>
 using InputView = std::type_identity_t<TensorView<const T, Rank>>;
 

@@ -164,6 +164,11 @@ struct Plan : Needs {
     return 2 * rest <= num_slots ? rest : 0;
   }
 
+  /// Of the summaries of a forward or backward pass. Stage::mix_gradient, which has a forward plan,
+  /// mixes transposed rows as they are stored.
+  Orientation orientation() const {
+    return is_backward ? Orientation::transposed : Orientation::not_transposed;
+  }
   SummaryShape summary_shape() const { return paired_summary(extents, is_backward); }
 
  private:
@@ -203,8 +208,8 @@ struct UnitBlocks : SequenceSpan {
 
   const BlockSpan& operator[](Index i) const { return table.blocks[first_block + i]; }
   Span<const TokenTile> tiles_of(Index i) const { return table.tiles_of((*this)[i]); }
-  /// All of them, and their tiles on the quadratic path.
   Span<const BlockSpan> all() const { return {table.blocks.data + first_block, blocks}; }
+  /// On the quadratic path all tiles: there the first block has those of the whole sequence.
   Span<const TokenTile> tiles() const {
     return blocks == 0 ? Span<const TokenTile>{} : tiles_of(0);
   }
@@ -242,9 +247,7 @@ struct Unit {
   const Plan<L, A>& plan() const { return operands.plan; }
   const Extents& extents() const { return operands.plan.extents; }
   /// Of all summaries.
-  Orientation orientation() const {
-    return plan().is_backward ? Orientation::transposed : Orientation::not_transposed;
-  }
+  Orientation orientation() const { return plan().orientation(); }
 
   /// Its rows in a tensor of queries, for query head g, and in one of keys.
   template <class Stored>

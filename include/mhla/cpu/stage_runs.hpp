@@ -10,7 +10,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Checked calls of a stage.
+/// Runs one stage on some blocks; its views have been checked.
 template <class V, class T>
 class StageRun {
   using A = Accumulator<T>;

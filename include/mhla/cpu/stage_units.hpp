@@ -43,11 +43,11 @@ struct StageUnit {
   const Plan<L, A>& plan = operands.plan;
 
   /// The unit's sums, in `rows` [blocks, (sums of every unit)].
-  SummaryRows<A> sums(const Rows& rows) const { return sums_at(at, rows, orientation()); }
+  SummaryRows<A> sums(const Rows& rows) const { return sums_at(at, rows, plan.orientation()); }
   /// A function from a matrix to the unit's sums by it, in `rows` [blocks, (units, matrices)].
   auto matrix_sums(const Rows& rows) const {
     return [this, rows](Index matrix) {
-      return sums_at(at * plan.extents.matrices + matrix, rows, orientation());
+      return sums_at(at * plan.extents.matrices + matrix, rows, plan.orientation());
     };
   }
 
@@ -114,10 +114,8 @@ struct StageUnit {
   }
 
  private:
-  Orientation orientation() const {
-    return plan.is_backward ? Orientation::transposed : Orientation::not_transposed;
-  }
-  /// Those that one stage writes and others read.
+  /// The sums at `place` in every row. They are not const, since a Unit's sums are not; a stage
+  /// writes only into rows that its call passes as results.
   SummaryRows<A> sums_at(Index place, const Rows& rows, Orientation orientation) const {
     if (rows.extent[0] == 0) return {};
     const Extents& e = plan.extents;

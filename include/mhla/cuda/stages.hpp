@@ -51,7 +51,7 @@ struct StageKernels {
                          const TensorView<A, 2>& rows);
 };
 
-/// Checked calls of a stage.
+/// Runs one stage on some blocks; its views have been checked.
 template <class V, class T>
 class StageRun {
  public:

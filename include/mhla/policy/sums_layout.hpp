@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Rows of sums as they travel from rank to rank.
+// Rows of sums, as stages leave them and as they travel from rank to rank.
 #pragma once
 
 #include <mhla/policy/problem.hpp>

@@ -59,7 +59,7 @@ void linear_attention_backward(const V& attention, const Query& query, InputView
   require_no_mix(gradients);
   const InputView<T, 4> q = view_of(query);
   const Ones<V, T> mix(attention, q, k);
-  write_gradients<false, V, T>(attention, {q, k, v, mix}, dy, gradients, update, masks);
+  write_gradients<V, T>(attention, {q, k, v, mix}, dy, gradients, update, masks);
 }
 
 /// The attention matrix of one batch item and head: weights [query tokens, key tokens]; if

@@ -159,9 +159,8 @@ struct MhlaGradients {
   Matrix<A> mix;
 };
 
-// Adds what the output of query t has to the gradients; value_row(j) is dv_j. Without `mixes` every
-// entry of m is 1, and products are rounded in the order of linear attention's formula.
-template <bool mixes, class Head, class A, class GradOutput, class ValueRow>
+// Adds what the output of query t has to the gradients; value_row(j) is dv_j.
+template <class Head, class A, class GradOutput, class ValueRow>
 void add_token_gradient(const Head& head, Index t, const Matrix<A>& values,
                         const GradOutput& grad_out, MhlaGradients<A>& sums,
                         const ValueRow& value_row) {
@@ -190,8 +189,7 @@ void add_token_gradient(const Head& head, Index t, const Matrix<A>& values,
     for (Index j = 0; j < values.rows(); ++j) {
       if (!head.sees(t, j)) continue;
       const Index u = head.normalizing_query(t, j);
-      const A dscore =
-          mixes ? head.scale() * head.mix(t, j) * dden : head.scale() * -dy_dot_y / den;
+      const A dscore = head.scale() * head.mix(t, j) * dden;
       sums.mix(head.query_block(t), head.key_block(j)) += head.normalizing_score(t, j) * dden;
       add_scaled<A>(dscore, head.key.plain.row_of(j), sums.query.plain.row_of(u));
       add_scaled<A>(dscore, head.query.plain.row_of(u), sums.key.plain.row_of(j));
@@ -213,7 +211,8 @@ void add_input_gradients(const Head& head, TokenFeatures<A>& dq, TokenFeatures<A
                          sums.key.row_of(head.batch, kv_head, j));
 }
 
-template <bool mixes, AttentionVariant V, class T>
+// Checks a call, and writes its gradients or adds to them.
+template <AttentionVariant V, class T>
 void write_gradients(const V& attention, const OperandViews<T>& of,
                      const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
                      Update update, const TokenMasks& masks) {
@@ -240,8 +239,8 @@ void write_gradients(const V& attention, const OperandViews<T>& of,
                           zero_features<A>(shape.key_tokens, problem.feature_dim),
                           Matrix<A>(problem.query_blocks, problem.key_blocks)};
     for (Index t = 0; t < shape.query_tokens; ++t)
-      add_token_gradient<mixes>(head, t, values, grad_out.row_of(t), grad,
-                                [&](Index j) { return sums.value.row_of(n, kv_head, j); });
+      add_token_gradient(head, t, values, grad_out.row_of(t), grad,
+                         [&](Index j) { return sums.value.row_of(n, kv_head, j); });
     add_mixing_gradient(attention, problem, mix_of_head, grad.mix,
                         matrix_view(grad_mix.view(), shape.mix_of(n, h)));
     add_input_gradients(head, grad.query, grad.key, h, kv_head, sums);
@@ -278,7 +277,7 @@ void mhla_backward(const V& attention, const Query& query, InputView<T, 4> k, In
                    InputView<Accumulator<T>, 3> mix, InputView<T, 4> dy,
                    const GradientViews<std::type_identity_t<T>>& gradients,
                    Update update = Update::overwrite, const TokenMasks& masks = {}) {
-  write_gradients<true, V, T>(attention, {view_of(query), k, v, mix}, dy, gradients, update, masks);
+  write_gradients<V, T>(attention, {view_of(query), k, v, mix}, dy, gradients, update, masks);
 }
 
 /// The attention matrix of one batch item and head: weights [query tokens, key tokens]; if

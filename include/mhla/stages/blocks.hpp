@@ -49,7 +49,7 @@ struct StageMasks {
 /// \cond INTERNAL
 namespace stages {
 
-// The variant of one sequence, of a packed batch or alone.
+// The variant of one sequence: of a packed batch, the variant that was packed. For decltype alone.
 template <class V>
 V sequence_of(const V&);
 template <class V, class Offset>
@@ -93,7 +93,7 @@ class StageBlocks {
   /// \cond INTERNAL
   using Sequence = decltype(stages::sequence_of(std::declval<V>()));
   static constexpr bool recurs = is_structured<V>;
-  static constexpr bool packs = requires(const V& v) { v.offsets; };
+  static constexpr bool packs = is_packed<V>;
   static constexpr bool masked = requires(const V& v) { v.masks; };
   static constexpr bool sees_own = is_causal_within_block<V>;
   // Whether own keys take up what read_out_gradient leaves of denominators.

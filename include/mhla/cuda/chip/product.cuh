@@ -59,8 +59,9 @@ struct Accumulators {
         for (int e = 0; e < 4; ++e) value[i][j][e] *= by.value[i][j][e];
     }
   }
-  /// Calls f(i, half, row) for this thread's rows: of the i-th part elements 2 half and
-  /// 2 half + 1. All lanes take one branch: parts have 8 rows or 16.
+  /// Calls f(i, half, row) for each row of which this thread has elements: value[i][j][2 * half]
+  /// and value[i][j][2 * half + 1], for every j. A part has 16 rows, the last one perhaps 8, so
+  /// that all lanes of a warp take the same branch.
   template <class F>
   MHLA_DEVICE static void for_each_row(const Block& block, const F& f) {
     MHLA_DEVICE_UNROLL

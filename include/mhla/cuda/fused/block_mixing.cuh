@@ -23,7 +23,8 @@ namespace cuda::fused {
 /// A summary for every block, or for every block and matrix: element c of plane p, unit n, block r
 /// and matrix g lies at data[p * plane_stride + n * unit_stride + r * row_stride + g *
 /// matrix_stride + c]. Data is aligned to 16 bytes, strides are multiples of 8. For a sequence of a
-/// packed batch, `data` is its first block.
+/// packed batch, `data` is its first block. A kernel writes only to its result; other rows are not
+/// const, so that one type serves both.
 template <class T>
 struct SummaryRows {
   T* data = nullptr;

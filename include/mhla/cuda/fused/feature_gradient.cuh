@@ -410,9 +410,7 @@ struct FeatureGradient {
       TokenRange y{range.item, kv_head, range.begin, range.end};
       const int begin = table.begin_of(table.block_of(range.begin));
       for (; y.begin >= begin; y.begin -= rows) {
-        if (y.begin != range.begin) {
-          make_own_products(block, y, products);
-        }
+        if (y.begin != range.begin) make_own_products(block, y, products);
         add_pairs_of(y);
       }
     }

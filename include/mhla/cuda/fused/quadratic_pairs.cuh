@@ -190,7 +190,8 @@ struct PairMemory {
   SharedArray<float> feature_flags = layout.take_array<float>(Warps);
   SharedArray<float> value_flags = layout.take_array<float>(Warps);
   SharedArray<float> mixing = layout.take_array<float>(max_kept_weights);
-  /// Of the others, as warps that sum dv, dk, and dk's part of unrotated features read them.
+  /// r and c of the others: as warps read them that sum dv, that sum dk, and that sum dk of
+  /// unrotated features.
   Weights value_weights = layout.take_array<QueryWeights>(columns);
   Weights key_weights = layout.take_array<QueryWeights>(columns);
   Weights plain_weights = layout.take_array<QueryWeights>(columns);

@@ -36,8 +36,9 @@ struct NoOwnTokens {
   static constexpr bool later = false;
 };
 
-/// Own tokens y, of a side. For queries x: the keys up to x. For keys x: the queries from x on, of
-/// all heads that share the key, with the weights of their pairs, computed by then.
+/// Own tokens y, queries or keys, as `side` says. For queries x: the keys up to x. For keys x: the
+/// queries from x on, of all heads that share the key, with the weights of their pairs, computed by
+/// then.
 template <class T, class Map, bool Rotates, Side side>
 struct OwnTokens {
   static constexpr bool is_some = true;

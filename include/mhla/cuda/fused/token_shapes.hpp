@@ -43,8 +43,8 @@ struct ReadOutMemory {
 
   MHLA_HOST_DEVICE constexpr bool fits() const { return bytes <= machine::max_shared_bytes; }
 };
-/// Of the widest slice that fits, with two stages where a second does not narrow it, unless own
-/// tokens are added: another thread block of the SM computes meanwhile.
+/// Has the widest slice that fits, and two stages if they fit with it and no own tokens are added.
+/// With one stage, another thread block of the SM computes while this one waits.
 MHLA_HOST_DEVICE constexpr ReadOutMemory read_out_memory(int key_dim, int value_dim,
                                                          bool adds_own) {
   ReadOutMemory memory(key_dim, 0, adds_own, 1);
