@@ -52,7 +52,7 @@ class HostKernels {
                    const std::vector<Index>* tokens, T* message) {
     for_each_sent(executor, x, tokens, message, [](const T& element, T& sent) { sent = element; });
   }
-  /// The other way round.
+  /// Writes a message's tokens to x, or adds them.
   template <class T>
   static void unpack(const ExecutorRef& executor, const T* message, const TensorView<T, 4>& x,
                      const std::vector<Index>* tokens, Update update) {
@@ -73,7 +73,7 @@ class HostKernels {
         [](A& sum, BFloat16& sent) { store(sent, static_cast<float>(sum)); },
         [](A& sum, A& sent) { sent = sum; });
   }
-  /// The other way round.
+  /// Widens a message of rounded sums to rows.
   template <class A>
   static void widen_rows(const ExecutorRef& executor, const SumsLayout& of, std::byte* message,
                          const TensorView<A, 2>& rows) {

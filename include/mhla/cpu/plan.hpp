@@ -246,7 +246,7 @@ struct Unit {
 
   const Plan<L, A>& plan() const { return operands.plan; }
   const Extents& extents() const { return operands.plan.extents; }
-  /// Of all summaries.
+  /// How the unit stores all summaries.
   Orientation orientation() const { return plan().orientation(); }
 
   /// Its rows in a tensor of queries, for query head g, and in one of keys.

@@ -21,7 +21,7 @@ struct HeadKernels {
   /// Copies these tokens, or all, of x [batch, heads, tokens, dim] to a message, in this order.
   static void pack(const CudaDevice& device, const TensorView<const T, 4>& x,
                    const GridPart* tokens, T* message);
-  /// The other way round.
+  /// Writes a message's tokens to x, or adds them.
   static void unpack(const CudaDevice& device, const T* message, const TensorView<T, 4>& x,
                      const GridPart* tokens, Update update);
   static void copy_tensor(const CudaDevice& device, const TensorView<const A, 4>& from,

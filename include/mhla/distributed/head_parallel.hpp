@@ -32,11 +32,11 @@ class HostHeads {
   template <class E>
   static constexpr bool runs_on = Executor<E>;
 
-  /// Of the whole call and of this rank's heads.
+  /// For a call whose problem is `whole`; that of this rank's heads is `own`.
   HostHeads(const V& attention, const Problem& whole, const Problem& own, Index rank)
       : attention_(attention), whole_(whole), own_(own), rank_(rank) {}
 
-  /// Of some blocks of a list.
+  /// The tokens of some blocks of a list.
   template <class List>
   static Tokens tokens(const List& list, const BlockRange& blocks) {
     return tokens_of(list, blocks);

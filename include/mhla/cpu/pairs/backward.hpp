@@ -118,7 +118,7 @@ struct Backward : Forward<L> {
   using Forward<L>::mixes_in_float;
   using Forward<L>::unit;
 
-  /// Of all matrices' query blocks.
+  /// The row of query block i in what has a row for every matrix and query block.
   Index row_of(Index matrix, Index i) const { return matrix * unit.extents().query_blocks + i; }
 
   void begin_block(Index matrix, Index i, bool empty, const SlotScratch<float>& scratch) const {

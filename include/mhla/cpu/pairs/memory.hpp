@@ -45,7 +45,7 @@ struct PairedSummaries {
   VnniPanel with(Index block) const {
     return {data + block / 2 * stride(), shape.rows, shape.cols, shape.cols};
   }
-  /// Whether that is finite, once it is noted.
+  /// Whether the pair of a block is finite; note_finite() writes it.
   Pair& finite(Index block) const { return data[pairs_of(blocks) * stride() + block / 2]; }
   void note_finite(Index block) const {
     finite(block) = pair_functions<float>().all_finite({with(block).data, 1, stride(), 0});

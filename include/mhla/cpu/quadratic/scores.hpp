@@ -254,7 +254,7 @@ struct ScoreTile {
       part(own - tile.offset, end - tile.offset, own - range.first, end - range.first, true);
       part(end - tile.offset, tile.tokens, own - range.first, end - range.first);
     } else {
-      // And later rows see more.
+      // All rows see the keys that the first one sees; rows of later blocks see more.
       const Index by_all = weights.seen(tile.offset, weights.block_of(tile.offset), range);
       part(0, tile.tokens, 0, by_all);
       weights.for_each_block(tile, [&](Index i, Index first, Index end) {
