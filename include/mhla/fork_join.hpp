@@ -6,7 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mhla/core/config.hpp>
-#include <mhla/core/executor.hpp>
+#include <mhla/core/drawn_tasks.hpp>
 #include <mutex>
 #include <system_error>
 #include <thread>

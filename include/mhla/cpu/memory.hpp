@@ -102,9 +102,6 @@ struct SlotScratch : TilePanels<A> {
     grad_denominators = arena.take<A>(needs.normalizer() && needs.is_backward ? e.tile_tokens : 0);
     mixed_summaries =
         arena.take<A>(needs.may_be_exact() ? checked_mul(group_rows, e.summary_stride()) : 0);
-    if (needs.pairs)
-      pairs = PairScratch(arena, e, needs.mixes_in_float ? 0 : group_rows, needs.own_tiles,
-                          needs.is_backward, !needs.own_tiles && !needs.mixes_in_float);
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
     key_sum_rest = arena.take<A>(needs.normalizer() ? e.feature_dim : 0);
     const Index columns = (std::min)(e.key_blocks, matrix_gradient_cols(e.key_blocks));
@@ -113,6 +110,12 @@ struct SlotScratch : TilePanels<A> {
     row.input = arena.take<A>(checked_mul(e.tile_tokens, key_dim));
     row.gradient = arena.take<A>(needs.is_backward ? row.input.size : 0);
     if (needs.quadratic) quadratic.lay_out(arena, e, needs.unrotated_too());
+  }
+
+  MHLA_ONCE_A_CALL void lay_out_pairs(Arena& arena, const Extents& e, Index group_rows,
+                                      const Needs& needs) {
+    pairs = PairScratch(arena, e, needs.mixes_in_float ? 0 : group_rows, needs.own_tiles,
+                        needs.is_backward, !needs.own_tiles && !needs.mixes_in_float);
   }
 };
 
@@ -205,17 +208,6 @@ struct UnitMemory {
     } else if (needs.mixes_pairs()) {
       summaries = arena.take<A>(needs.normalizer() ? checked_mul(e.key_blocks, e.feature_dim) : 0);
     }
-    if (needs.mixes_in_float && needs.is_backward) {
-      centers = Centers(arena, e, false, false);
-    } else if (needs.mixes_pairs()) {
-      const SummaryShape shape = paired_summary(e, needs.is_backward);
-      paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
-      if (needs.is_backward || !needs.own_tiles)
-        centers = Centers(arena, e, !needs.own_tiles, needs.is_backward && needs.normalizer());
-      if (needs.is_backward)
-        paired_gradients =
-            arena.take<Pair>(checked_mul(e.matrices, PairedSummaries::size(shape, e.query_blocks)));
-    }
     if (needs.factored()) {
       mixing_products = arena.take<MixingProduct>(needs.mixing_products);
       const Index others = needs.mixing_rows - e.key_blocks;
@@ -240,6 +232,20 @@ struct UnitMemory {
         grad_key_sums = arena.take<A>(checked_mul(e.key_blocks, e.feature_dim));
       }
     }
+  }
+
+  MHLA_ONCE_A_CALL void lay_out_pairs(Arena& arena, const Extents& e, const Needs& needs) {
+    if (needs.mixes_in_float) {
+      if (needs.is_backward) centers = Centers(arena, e, false, false);
+      return;
+    }
+    const SummaryShape shape = paired_summary(e, needs.is_backward);
+    paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
+    if (needs.is_backward || !needs.own_tiles)
+      centers = Centers(arena, e, !needs.own_tiles, needs.is_backward && needs.normalizer());
+    if (needs.is_backward)
+      paired_gradients =
+          arena.take<Pair>(checked_mul(e.matrices, PairedSummaries::size(shape, e.query_blocks)));
   }
 };
 

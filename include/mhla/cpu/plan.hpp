@@ -29,6 +29,11 @@ struct Lowered {
   using MixingType = MixingT;
 };
 
+/// Whether a call with tensors of T multiplies bfloat16 in pairs: programs whose calls never do
+/// compile nothing for it.
+template <class T>
+using InPairs = std::conditional_t<std::is_same_v<T, BFloat16>, bool, std::false_type>;
+
 template <class V>
 using LoweredOf =
     Lowered<typename V::FeatureMapType, typename V::CausalityType, typename V::NormalizerType,
@@ -64,10 +69,10 @@ struct Plan : Needs {
   bool whole_units;
 
   /// `concurrent` is the number of tasks that could run at once without sharing a unit.
-  template <class V>
+  template <class V, class InPairs>
   MHLA_ONCE_A_CALL Plan(Arena& arena, const V& attention, const Problem& checked,
                         const ExecutorRef& executor, Index concurrent, bool backward,
-                        bool takes_quadratic, bool in_pairs)
+                        bool takes_quadratic, InPairs in_pairs)
       : Needs{.mixed_key_sums = mixes_key_sums<L>,
               .mixed_products = mixes_products<L>,
               .own_tiles = is_causal_within_block<L> && !takes_quadratic,
@@ -81,14 +86,15 @@ struct Plan : Needs {
         tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>, tiles_of())),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
                                    checked.feature_dim, checked.grid_box(), executor)) {
+    constexpr bool may_pair = std::is_same_v<InPairs, bool>;
     const Shape& shape = problem.shape;
     structure = structured_mixing<A>(attention, problem);
     matrix_size = matrix_size_of(structure, problem);
     mixing = arena.take<A>(checked_mul(shape.mix_heads, matrix_size));
-
-    if (mixes_pairs())
-      rounded = RoundedMixing(arena, shape.mix_heads, problem.query_blocks, problem.key_blocks,
-                              is_backward);
+    if constexpr (may_pair)
+      if (mixes_pairs())
+        rounded = RoundedMixing(arena, shape.mix_heads, problem.query_blocks, problem.key_blocks,
+                                is_backward);
     rotates = rotation.rotates();
     sums = !problem.stage || problem.stage == Stage::read_out_gradient ||
            problem.stage == Stage::advance_gradient;
@@ -103,12 +109,16 @@ struct Plan : Needs {
     const Index group_rows = rows_mixed_at_once();
     scratch = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
-      const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, *this);
+      SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, *this);
+      if constexpr (may_pair)
+        if (pairs) slot.lay_out_pairs(arena, extents, group_rows, *this);
       if (!arena.measures()) scratch[s] = slot;
     }
     units = arena.take<UnitMemory<A>>(whole_units ? num_slots : 1);
     for (Index u = 0; u < units.size; ++u) {
-      const UnitMemory<A> unit(arena, extents, *this);
+      UnitMemory<A> unit(arena, extents, *this);
+      if constexpr (may_pair)
+        if (pairs) unit.lay_out_pairs(arena, extents, *this);
       if (!arena.measures()) units[u] = unit;
     }
   }
@@ -150,8 +160,11 @@ struct Plan : Needs {
       for (Index i = 0; i < problem.query_blocks; ++i)
         for (Index b = 0; b < problem.key_blocks; ++b)
           mixing[(h * problem.query_blocks + i) * problem.key_blocks + b] = mix(h, i, b);
-    if constexpr (std::is_same_v<A, float>)
-      if (rounded.of_key_sums.size > 0) rounded.pack(mixing, sight_of<L>);
+  }
+
+  /// Once it is packed, if summaries are mixed in pairs.
+  void round_mixing() {
+    if (mixes_pairs()) rounded.pack(mixing, sight_of<L>);
   }
 
   /// How many of `count` units all slots share, one after another, once each has run its own. A

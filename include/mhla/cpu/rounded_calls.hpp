@@ -13,13 +13,16 @@ namespace cpu {
 /// so few tokens. Nor under BlockCausal: of a token that outweighs all others, and that one block
 /// sees in a summary that is rounded twice, too much would be lost.
 template <class T, class V>
-bool multiplies_pairs(const V& attention, const Problem& problem) {
+InPairs<T> multiplies_pairs([[maybe_unused]] const V& attention,
+                            [[maybe_unused]] const Problem& problem) {
   constexpr Index few = 32;
   constexpr Index few_tokens = 4;
-  return std::is_same_v<T, BFloat16> && sight_of<V> != Sight::past_blocks &&
-         attention.precision == Precision::fast && has_pair_products() &&
-         problem.feature_dim >= few && problem.shape.value_dim >= few &&
-         !(is_causal<V> && problem.query_grid.block_tokens() < few_tokens);
+  if constexpr (std::is_same_v<InPairs<T>, std::false_type> || sight_of<V> == Sight::past_blocks)
+    return {};
+  else
+    return attention.precision == Precision::fast && has_pair_products() &&
+           problem.feature_dim >= few && problem.shape.value_dim >= few &&
+           !(is_causal<V> && problem.query_grid.block_tokens() < few_tokens);
 }
 
 /// Whether a variant's backward pass can be rounded. Rounding shows where differences are formed:
@@ -36,13 +39,13 @@ inline constexpr bool rounds_backward =
 /// rounding errors of dmix do not average out. With a normalizer, numerators and denominators must
 /// have the same features (no rotation), and phi(0) must be close to 0.
 template <class T, class V>
-bool multiplies_pairs_backward(const V& attention, const Problem& problem) {
+InPairs<T> multiplies_pairs_backward(const V& attention, const Problem& problem) {
   constexpr Index few = 4;
   constexpr float least = 1e-3f;  // from here on rounding phi(0) shows
-  if constexpr (!rounds_backward<LoweredOf<V>> || (normalizes<V> && rotates<V>)) return false;
-  if ((std::min)(problem.query_blocks, problem.key_blocks) < few) return false;
+  if constexpr (!rounds_backward<LoweredOf<V>> || (normalizes<V> && rotates<V>)) return {};
+  if ((std::min)(problem.query_blocks, problem.key_blocks) < few) return {};
   if constexpr (normalizes<V> && ElementwiseFeatureMap<typename V::FeatureMapType>)
-    if (!((std::abs)(value_of(attention.feature_map, 0.0f)) < least)) return false;
+    if (!((std::abs)(value_of(attention.feature_map, 0.0f)) < least)) return {};
   return multiplies_pairs<T>(attention, problem);
 }
 

@@ -166,16 +166,16 @@ class StageRun {
 
  private:
   // Whether tokens' products are rounded: in stages of a forward pass, whose mixing is not.
-  bool in_pairs() const {
-    return (problem_.stage == Stage::summarize || problem_.stage == Stage::read_out) &&
-           multiplies_pairs<T>(attention_, problem_);
+  InPairs<T> in_pairs() const {
+    if (problem_.stage != Stage::summarize && problem_.stage != Stage::read_out) return {};
+    return multiplies_pairs<T>(attention_, problem_);
   }
 
   Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
   template <class PlanType>
   PlanType lay_out(Arena& arena) const {
     if constexpr (std::is_same_v<PlanType, BackwardPlan>)
-      return PlanType(arena, attention_, problem_, executor_, false);
+      return PlanType(arena, attention_, problem_, executor_, std::false_type{});
     else
       return PlanType(arena, attention_, problem_, executor_, units(), false, false, in_pairs());
   }
@@ -189,8 +189,7 @@ class StageRun {
     if (!recurs || problem_.key_blocks > 0) body(plan);
   }
   Operands<L, T> packed(ForwardPlan& plan, const OperandViews<T>& x) const {
-    plan.pack_mixing(x.mix);
-    return {x, lower(attention_), plan};
+    return cpu::packed(attention_, plan, x);
   }
   template <class Run>
   void for_each_unit(const Operands<L, T>& operands, const Run& run) const {

@@ -35,9 +35,9 @@ struct ForwardPlan {
   Index parts;     // of the value columns of a head
   Plan<L, A> plan;
 
-  template <class V>
+  template <class V, class InPairs>
   MHLA_ONCE_A_CALL ForwardPlan(Arena& arena, const V& attention, const Problem& problem,
-                               const ExecutorRef& executor, bool in_pairs)
+                               const ExecutorRef& executor, InPairs in_pairs)
       : quadratic(takes_quadratic_path(attention, problem, false, in_pairs)),
         parts(quadratic || decides_by_values(in_pairs)
                   ? 1
@@ -62,9 +62,9 @@ struct BackwardPlan {
   Plan<L, A> plan;
   Span<A> grad_mixing;  // [sequence groups, kv_heads, matrices, elements of a matrix]
 
-  template <class V>
+  template <class V, class InPairs>
   MHLA_ONCE_A_CALL BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
-                                const ExecutorRef& executor, bool in_pairs)
+                                const ExecutorRef& executor, InPairs in_pairs)
       : partials(partial_sums(attention, problem)),
         plan(arena, attention, problem, executor, partials.count(), true,
              takes_quadratic_path(attention, problem, true, in_pairs), in_pairs),
@@ -87,6 +87,15 @@ struct BackwardPlan {
 template <class V>
 LoweredOf<V> lower(const V& attention) {
   return {attention.feature_map, attention.normalizer, attention.scale};
+}
+
+/// The operands of a call that is laid out, the mixing matrix packed.
+template <class T, class V, class A>
+Operands<LoweredOf<V>, T> packed(const V& attention, Plan<LoweredOf<V>, A>& plan,
+                                 const OperandViews<T>& x) {
+  plan.pack_mixing(x.mix);
+  if constexpr (std::is_same_v<InPairs<T>, bool>) plan.round_mixing();
+  return {x, lower(attention), plan};
 }
 
 /// Elements of all summaries of a call: what a forward state keeps.
@@ -384,8 +393,7 @@ class ForwardCall {
           save->prepare(problem_.shape, fingerprint_of<T>(attention_, problem_, Borrowed::contents),
                         plan_ && plan_->plan.quadratic ? 0 : call_summary_size<A, V>(problem_));
     if (plan_) {
-      plan_->plan.pack_mixing(x.mix);
-      run_forward(Operands<L, T>{x, lower(attention_), plan_->plan}, y, *plan_, saved, executor);
+      run_forward(packed(attention_, plan_->plan, x), y, *plan_, saved, executor);
       if constexpr (requires { attention_.masks; }) clear_masked(attention_.masks.query, y);
     }
     if (save != nullptr) save->mark_filled();
@@ -426,8 +434,7 @@ class BackwardCall {
   MHLA_ONCE_A_CALL void run(const ExecutorRef& executor, const OperandViews<T>& x,
                             const BackwardRequest<L, T>& request, Span<const A> kept) {
     if (plan_) {
-      plan_->plan.pack_mixing(x.mix);
-      const Operands<L, T> operands{x, lower(attention_), plan_->plan};
+      const Operands<L, T> operands = packed(attention_, plan_->plan, x);
       run_backward(operands, request, *plan_, kept, executor);
       write_mixing_gradient(operands, request, *plan_, executor);
     }

@@ -3,7 +3,7 @@
 // .device(device).
 #pragma once
 
-#include <mhla/core/executor.hpp>
+#include <mhla/core/drawn_tasks.hpp>
 #include <unsupported/Eigen/CXX11/Tensor>
 #include <utility>
 
