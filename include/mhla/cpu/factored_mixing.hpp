@@ -13,7 +13,7 @@
 // matrix is taken after the other.
 #pragma once
 
-#include <mhla/cpu/plan.hpp>
+#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -14,7 +14,6 @@
 
 #include <mhla/cpu/block_mixing.hpp>
 #include <mhla/cpu/factored_mixing.hpp>
-#include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

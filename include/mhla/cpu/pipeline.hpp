@@ -1,46 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The CPU backend's interface: forward_into and backward_into on strided views. It names no Eigen
-// type; everything is checked before anything is written.
+// type; everything is checked before anything is written (units.hpp).
 #pragma once
 
 #include <mhla/cpu/units.hpp>
 
 MHLA_NAMESPACE_BEGIN
-
-namespace cpu {
-
-/// Checks a forward call, lays it out in `memory`, and runs it.
-template <class V, class T>
-MHLA_ONCE_A_CALL void checked_forward_into(const V& attention, const ExecutorRef& executor,
-                                           const OperandViews<T>& x, const TensorView<T, 4>& y,
-                                           CallMemory&& memory,
-                                           ForwardState<Accumulator<T>>* save) {
-  const Problem problem = checked_problem(attention, x.shape());
-  require_forward(attention, problem.shape, x, y, memory.workspace(), {}).require_addresses();
-  ForwardCall<V, T> call(memory.arena, attention, problem, executor);
-  memory.require_enough();
-  call.run(executor, x, y, save);
-}
-
-/// Likewise a backward call.
-template <class V, class T>
-MHLA_ONCE_A_CALL void checked_backward_into(const V& attention, const ExecutorRef& executor,
-                                            const OperandViews<T>& x,
-                                            const TensorView<const T, 4>& dy,
-                                            const GradientViews<T>& gradients, Update update,
-                                            CallMemory&& memory,
-                                            const ForwardState<Accumulator<T>>* saved) {
-  const Problem problem = checked_problem(attention, x.shape());
-  require_enumerator("update", update, Update::accumulate);
-  require_backward(attention, problem.shape, x, dy, gradients, memory.workspace(), {})
-      .require_addresses();
-  BackwardCall<V, T> call(memory.arena, attention, problem, executor);
-  const auto kept = call.summaries(saved);
-  memory.require_enough();
-  call.run(executor, x, {dy, gradients, update}, kept);
-}
-
-}  // namespace cpu
 
 /// \addtogroup core_calls
 /// \{

@@ -29,15 +29,56 @@ struct Lowered {
   using MixingType = MixingT;
 };
 
+template <class V>
+using LoweredOf =
+    Lowered<typename V::FeatureMapType, typename V::CausalityType, typename V::NormalizerType,
+            std::conditional_t<is_structured<V>, Factored, DenseMixing>>;
+
 /// Whether a call with tensors of T multiplies bfloat16 in pairs: programs whose calls never do
 /// compile nothing for it.
 template <class T>
 using InPairs = std::conditional_t<std::is_same_v<T, BFloat16>, bool, std::false_type>;
 
-template <class V>
-using LoweredOf =
-    Lowered<typename V::FeatureMapType, typename V::CausalityType, typename V::NormalizerType,
-            std::conditional_t<is_structured<V>, Factored, DenseMixing>>;
+/// Whether a call with tensors of T multiplies bfloat16 in pairs. Not if its heads have so few
+/// features or values that rounding errors do not average out, nor under Causal if its blocks have
+/// so few tokens. Nor under BlockCausal: of a token that outweighs all others, and that one block
+/// sees in a summary that is rounded twice, too much would be lost.
+template <class T, class V>
+InPairs<T> multiplies_pairs([[maybe_unused]] const V& attention,
+                            [[maybe_unused]] const Problem& problem) {
+  constexpr Index few = 32;
+  constexpr Index few_tokens = 4;
+  if constexpr (std::is_same_v<InPairs<T>, std::false_type> || sight_of<V> == Sight::past_blocks)
+    return {};
+  else
+    return attention.precision == Precision::fast && has_pair_products() &&
+           problem.feature_dim >= few && problem.shape.value_dim >= few &&
+           !(is_causal<V> && problem.query_grid.block_tokens() < few_tokens);
+}
+
+/// Whether a variant's backward pass can be rounded. Rounding shows where differences are formed:
+/// in the derivative of a row-wise map, such as a softmax; and with a normalizer, unless what
+/// numerators and denominators have in common is subtracted before (pairs/centers.hpp). That is
+/// possible only where every query sees the same keys, by a matrix: with a causality the common
+/// part would include tokens that some queries do not see.
+template <class L>
+inline constexpr bool rounds_backward =
+    ElementwiseFeatureMap<typename L::FeatureMapType> && !mixes_products<L> &&
+    !(normalizes<L> && (is_causal<L> || is_structured<L>));
+
+/// Whether a call's backward pass multiplies bfloat16 in pairs. Not with so few blocks that
+/// rounding errors of dmix do not average out. With a normalizer, numerators and denominators must
+/// have the same features (no rotation), and phi(0) must be close to 0.
+template <class T, class V>
+InPairs<T> multiplies_pairs_backward(const V& attention, const Problem& problem) {
+  constexpr Index few = 4;
+  constexpr float least = 1e-3f;  // from here on rounding phi(0) shows
+  if constexpr (!rounds_backward<LoweredOf<V>> || (normalizes<V> && rotates<V>)) return {};
+  if ((std::min)(problem.query_blocks, problem.key_blocks) < few) return {};
+  if constexpr (normalizes<V> && ElementwiseFeatureMap<typename V::FeatureMapType>)
+    if (!((std::abs)(value_of(attention.feature_map, 0.0f)) < least)) return {};
+  return multiplies_pairs<T>(attention, problem);
+}
 
 /// The structured mixing of a call; nothing of a dense one.
 template <class A, class V>
@@ -202,95 +243,6 @@ struct Plan : Needs {
                       row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
   }
 };
-
-/// Runs tasks in order on one slot: how a unit loops if it has one slot.
-struct OneSlot {
-  Index slot;
-
-  static constexpr bool keeps_floating_point = true;
-  static constexpr Index num_slots() { return 1; }
-  template <class Task>
-  void parallel_for(Index tasks, Task&& f) const {
-    for (Index task = 0; task < tasks; ++task) f(task, slot);
-  }
-};
-
-/// A unit's blocks of queries, or of keys.
-struct UnitBlocks : SequenceSpan {
-  const BlockTable& table;
-
-  const BlockSpan& operator[](Index i) const { return table.blocks[first_block + i]; }
-  Span<const TokenTile> tiles_of(Index i) const { return table.tiles_of((*this)[i]); }
-  Span<const BlockSpan> all() const { return {table.blocks.data + first_block, blocks}; }
-  /// On the quadratic path all tiles: there the first block has those of the whole sequence.
-  Span<const TokenTile> tiles() const {
-    return blocks == 0 ? Span<const TokenTile>{} : tiles_of(0);
-  }
-};
-
-/// The operands of a call, and its plan.
-template <class L, class T>
-struct Operands : OperandViews<T> {
-  using A = Accumulator<T>;
-  L variant;
-  const Plan<L, A>& plan;
-
-  A scale() const { return static_cast<A>(variant.scale); }
-};
-
-/// A unit of a call, and its memory.
-template <class L, class T>
-struct Unit {
-  using A = Accumulator<T>;
-
-  const Operands<L, T>& operands;
-  UnitBlocks queries;
-  UnitBlocks keys;
-  Index kv_head;
-  const UnitMemory<A>& memory;
-  SummaryRows<A> summaries;              // S and z of every key block
-  Span<const MixingProduct> products{};  // of a structured mixing
-  // Of a stage:
-  Index other_queries = 0;  // blocks of the sequence that it lacks
-  SummaryRows<A>
-      states{};  // that a recurrence left before its blocks: of the first matrix, not transposed
-  bool states_after = false;  // whether later blocks take its states
-  bool in_pairs = false;      // Precision::fast
-
-  const Plan<L, A>& plan() const { return operands.plan; }
-  const Extents& extents() const { return operands.plan.extents; }
-  /// How the unit stores all summaries.
-  Orientation orientation() const { return plan().orientation(); }
-
-  /// Its rows in a tensor of queries, for query head g, and in one of keys.
-  template <class Stored>
-  TokenRows<Stored> query_rows(Index g, const TensorView<Stored, 4>& tensor) const {
-    return {tensor, queries.batch, kv_head * extents().group_size + g};
-  }
-  template <class Stored>
-  TokenRows<Stored> key_rows(const TensorView<Stored, 4>& tensor) const {
-    return {tensor, keys.batch, kv_head};
-  }
-
-  /// Which of mix's matrices query head g uses.
-  Index matrix_of(Index g) const {
-    return plan().problem.shape.mix_of(queries.batch, kv_head * extents().group_size + g);
-  }
-  const A* matrix(Index g) const { return plan().matrix(matrix_of(g), in_pairs); }
-  /// The corner of it that the sequence uses.
-  Panel<const A> mixing(Index g) const {
-    return {matrix(g), queries.blocks, keys.blocks, plan().problem.key_blocks};
-  }
-  /// m_ii of it (Causal).
-  A own_weight(Index g, Index block) const { return matrix(g)[plan().own_entry(block)]; }
-};
-
-/// A block that a mask has emptied has empty sums.
-template <class A>
-void set_zero(const Panel<A>& summary, Span<A> key_sum) {
-  set_zero(summary);
-  std::fill_n(key_sum.data, key_sum.size, A(0));
-}
 
 }  // namespace cpu
 

@@ -5,7 +5,7 @@
 
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
-#include <mhla/stages/blocks.hpp>
+#include <mhla/stages/calls.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -1,11 +1,142 @@
 // SPDX-License-Identifier: MIT
-// The stages of any backend: their calls, checked once, and for packed sequences one after another.
+// The stages of any backend: their calls, checked once before anything is written, and for packed
+// sequences cut into those of each, one after another.
 #pragma once
 
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/stages/calls.hpp>
 
 MHLA_NAMESPACE_BEGIN
+
+/// \cond INTERNAL
+namespace stages {
+
+// The problem of one sequence.
+template <bool recurs>
+Problem problem_of(const SequencePart& sequence, Problem packed) {
+  Shape& shape = packed.shape;
+  packed.sequences = 1;
+  shape.query_tokens = shape.key_tokens = sequence.length;
+  packed.query_grid.extent[2] = packed.key_grid.extent[2] = sequence.length;
+  packed.queries = packed.keys = {0, sequence.blocks};
+  packed.query_blocks = packed.key_blocks = sequence.blocks;
+  if (!recurs) shape.mix_query_blocks = shape.mix_key_blocks = sequence.blocks;
+  return packed;
+}
+
+// The call of a sequence whose stages are `of`. The first row of summaries that queries read is
+// block `first_seen`'s.
+template <class Call, class Blocks>
+Call part_of(const Call& call, const SequencePart& sequence, const Blocks& of, Index first_seen) {
+  Call part = call;
+  part.blocks = sequence.of(call.blocks);
+  if constexpr (requires { part.keys; }) part.keys = sequence.part;
+  const Index row = sequence.first_block + part.blocks.first - call.blocks.first;
+  Call::visit(
+      part, of, [&]<class X, int rank>(const char*, Holds holds, TensorView<X, rank>& view) {
+        if constexpr (rank == 4) {
+          view = blocks_along(2, view, sequence.tokens);
+        } else if constexpr (rank == 3) {  // the corner that it uses
+          view = columns_of(
+              rows_of(view, of.mix_rows(part.blocks)),
+              of.mix_columns(Call::stage == Stage::mix_gradient ? keys_of(part) : of.key_blocks()));
+        } else if (holds == Holds::summaries) {
+          view = rows_of(view, sequence.rows);
+        } else if (holds == Holds::seen && !Blocks::recurs) {  // as far as they are there
+          const Index first = sequence.first_block - first_seen;
+          view =
+              rows_of(view, {first, std::clamp(view.extent[0] - first, Index{0}, sequence.blocks)});
+        } else if (holds != Holds::states) {
+          view = rows_of(view, {row, part.blocks.count});
+          if (holds == Holds::denominators)  // fewer if the sequence is shorter than a block
+            view = blocks_along(1, view, {0, of.denominator_size()});
+        }
+      });
+  return part;
+}
+
+}  // namespace stages
+
+// Throws ShapeError unless a view of a call has the extents of what it holds.
+template <class V, class T>
+class StageViews {
+ public:
+  template <class Call>
+  StageViews(const StageBlocks<V, T>& of, const Call& call)
+      : of_(of), stage_(Call::stage), blocks_(call.blocks), keys_(stages::keys_of(call)) {
+    of.require_blocks_of(stage_, blocks_, keys_);
+    if (stage_ == Stage::advance && blocks_.end() == of.query_blocks().count)
+      throw ShapeError({"mhla: blocks: [", blocks_.first, ", ", blocks_.end(),
+                        ") ends the sequence: no blocks follow that receive states"});
+  }
+
+  // Tokens.
+  template <class X>
+  void require_view(const char* name, stages::Holds holds, const TensorView<X, 4>& tensor) const {
+    using stages::Holds;
+    const Shape& shape = of_.problem_.shape;
+    const bool of_keys = holds == Holds::key || holds == Holds::value;
+    const BlockRange held = (of_keys ? of_.held_keys_ : of_.held_queries_).value_or(blocks_);
+    if (blocks_.count > 0 && (blocks_.first < held.first || blocks_.end() > held.end()))
+      throw ShapeError({"mhla: ", of_keys ? "keys" : "queries", ": tensors hold blocks [",
+                        held.first, ", ", held.end(), "), not all of [", blocks_.first, ", ",
+                        blocks_.end(), ")"});
+    const bool of_values = holds == Holds::output || holds == Holds::value;
+    require_extents(tensor, name, shape.batch, of_keys ? shape.kv_heads : shape.heads,
+                    of_keys ? of_.key_tokens(held) : of_.query_tokens(held),
+                    of_values ? shape.value_dim : shape.key_dim,
+                    "a stage's tensors have the tokens of its blocks");
+  }
+
+  template <class X>
+  void require_view(const char* name, stages::Holds, const TensorView<X, 3>& mix) const {
+    const Shape& shape = of_.problem_.shape;
+    require_extents(
+        mix, name, shape.mix_heads, of_.mix_rows(blocks_).count,
+        stage_ == Stage::mix_gradient ? of_.mix_columns(keys_).count : shape.mix_key_blocks,
+        "a stage's mix has the rows and columns of its blocks");
+  }
+
+  // A row for each block, or for each state.
+  template <class X>
+  void require_view(const char* name, stages::Holds holds, const TensorView<X, 2>& rows) const {
+    using stages::Holds;
+    const bool sums = holds == Holds::summaries || holds == Holds::seen;
+    const Index size = sums                           ? of_.summary_size()
+                       : holds == Holds::denominators ? of_.denominator_size()
+                                                      : of_.mixture_size();
+    if (holds == Holds::states)
+      require_extent(name, "states", rows.extent[0], of_.num_states(),
+                     "it has a row for each state");
+    else if (holds == Holds::seen && !of_.recurs)
+      require_seen(name, rows.extent[0]);
+    else
+      require_extent(name, "blocks", rows.extent[0],
+                     holds == Holds::summaries ? keys_.count : blocks_.count,
+                     "it has a row for each block");
+    require_extent(name, "elements", rows.extent[1], size, "a row has what a block leaves");
+    if (rows.size() > 0 && size > 1)
+      require_extent(name, "elements' stride", rows.stride[1], 1, "a row is contiguous");
+  }
+
+ private:
+  // Summaries of the key blocks, up to the last that queries see at least.
+  void require_seen(const char* name, Index rows) const {
+    const BlockRange keys = of_.key_blocks(blocks_);
+    const Index seen = is_causal<V>
+                           ? (std::max)(Index{0}, blocks_.end() - keys.first - lag_of(sight_of<V>))
+                           : keys.count;
+    if (rows < seen || rows > keys.count)
+      throw ShapeError({"mhla: ", name, ": axis blocks is ", rows, " but must be ", seen,
+                        " or more, which the queries see, and at most ", keys.count});
+  }
+
+  const StageBlocks<V, T>& of_;
+  Stage stage_;
+  BlockRange blocks_;
+  BlockRange keys_;
+};
+/// \endcond
 
 #define MHLA_STAGE_ARGUMENTS                                                                    \
   "tensors are views of the scalar of Stages; rows and mix have its accumulator type; results " \

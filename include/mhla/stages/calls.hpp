@@ -1,16 +1,52 @@
 // SPDX-License-Identifier: MIT
-// A call of a stage (mhla/stages.hpp) as a value: the blocks that it runs on, and its views, which
-// `visit` lists with what each holds; what one sequence of a packed batch has of it; and the checks
-// that every backend makes before anything is written. A view that the variant, or these blocks, do
-// not use is not on the list.
+// The blocks that stages (mhla/stages.hpp) run on, and a call of a stage as a value: its blocks,
+// and its views, which `visit` lists with what each holds. A view that the variant, or these
+// blocks, do not use is not on the list.
 #pragma once
 
-#include <mhla/stages/blocks.hpp>
+#include <mhla/policy/block_list.hpp>
+#include <mhla/policy/checks.hpp>
+#include <mhla/policy/sums_layout.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 /// \addtogroup stages
 /// \{
+
+/// \cond INTERNAL
+// Some blocks along an axis of a view, which may be of nothing.
+template <class T, int Rank>
+TensorView<T, Rank> blocks_along(int axis, TensorView<T, Rank> view, const BlockRange& blocks) {
+  if (view.data != nullptr) view.data += blocks.first * view.stride[axis];
+  view.extent[axis] = blocks.count;
+  return view;
+}
+/// \endcond
+
+/// The rows of some blocks in a matrix with a row for every block.
+template <class T>
+TensorView<T, 2> rows_of(const TensorView<T, 2>& matrix, const BlockRange& blocks) {
+  return blocks_along(0, matrix, blocks);
+}
+/// The rows of some query blocks in mix [heads, query blocks, key blocks], or in dmix.
+template <class T>
+TensorView<T, 3> rows_of(const TensorView<T, 3>& mix, const BlockRange& queries) {
+  return blocks_along(1, mix, queries);
+}
+/// The columns of some key blocks in mix [heads, query blocks, key blocks].
+template <class T>
+TensorView<T, 3> columns_of(const TensorView<T, 3>& mix, const BlockRange& keys) {
+  return blocks_along(2, mix, keys);
+}
+
+/// What Stages::padded takes: which tokens of a stage's blocks take part, as in a call (see
+/// mhla::padded), and how many blocks each item has up to its last such token, since a whole pass
+/// drops later ones. A side without a mask has empty members. All borrowed.
+struct StageMasks {
+  TokenMasks tokens;               ///< [batch, tokens of the blocks]; those that a stage lacks: any
+  Span<const Index> query_blocks;  ///< [batch]: from count_used_queries
+  Span<const Index> key_blocks;    ///< [batch]: from count_used_keys
+};
 
 /// Results of the query pass that the gradients of keys need, a row for each query block.
 template <class A>
@@ -53,10 +89,22 @@ struct QueryUpdate {
   constexpr QueryUpdate(Update of_query, Update of_mix) : query(of_query), mix(of_mix) {}
 };
 
-/// \}
-
 /// \cond INTERNAL
 namespace stages {
+
+// The variant of one sequence: of a packed batch, the variant that was packed. For decltype alone.
+template <class V>
+V sequence_of(const V&);
+template <class V, class Offset>
+V sequence_of(const Packed<V, Offset>&);
+
+// Some blocks' part of a call, by which a backend runs a stage.
+template <class V>
+struct Part {
+  const V& attention;
+  Problem problem;
+  const StageMasks& masks;
+};
 
 // What a view holds, by which its extents are known, and what a sequence has of it.
 enum class Holds {
@@ -241,131 +289,200 @@ struct SummarizeGradient {
   }
 };
 
-// The problem of one sequence.
-template <bool recurs>
-Problem problem_of(const SequencePart& sequence, Problem packed) {
-  Shape& shape = packed.shape;
-  packed.sequences = 1;
-  shape.query_tokens = shape.key_tokens = sequence.length;
-  packed.query_grid.extent[2] = packed.key_grid.extent[2] = sequence.length;
-  packed.queries = packed.keys = {0, sequence.blocks};
-  packed.query_blocks = packed.key_blocks = sequence.blocks;
-  if (!recurs) shape.mix_query_blocks = shape.mix_key_blocks = sequence.blocks;
-  return packed;
-}
-
-// The call of a sequence whose stages are `of`. The first row of summaries that queries read is
-// block `first_seen`'s.
-template <class Call, class Blocks>
-Call part_of(const Call& call, const SequencePart& sequence, const Blocks& of, Index first_seen) {
-  Call part = call;
-  part.blocks = sequence.of(call.blocks);
-  if constexpr (requires { part.keys; }) part.keys = sequence.part;
-  const Index row = sequence.first_block + part.blocks.first - call.blocks.first;
-  Call::visit(
-      part, of, [&]<class X, int rank>(const char*, Holds holds, TensorView<X, rank>& view) {
-        if constexpr (rank == 4) {
-          view = blocks_along(2, view, sequence.tokens);
-        } else if constexpr (rank == 3) {  // the corner that it uses
-          view = columns_of(
-              rows_of(view, of.mix_rows(part.blocks)),
-              of.mix_columns(Call::stage == Stage::mix_gradient ? keys_of(part) : of.key_blocks()));
-        } else if (holds == Holds::summaries) {
-          view = rows_of(view, sequence.rows);
-        } else if (holds == Holds::seen && !Blocks::recurs) {  // as far as they are there
-          const Index first = sequence.first_block - first_seen;
-          view =
-              rows_of(view, {first, std::clamp(view.extent[0] - first, Index{0}, sequence.blocks)});
-        } else if (holds != Holds::states) {
-          view = rows_of(view, {row, part.blocks.count});
-          if (holds == Holds::denominators)  // fewer if the sequence is shorter than a block
-            view = blocks_along(1, view, {0, of.denominator_size()});
-        }
-      });
-  return part;
-}
-
 }  // namespace stages
-
-// Throws ShapeError unless a view of a call has the extents of what it holds.
-template <class V, class T>
-class StageViews {
- public:
-  template <class Call>
-  StageViews(const StageBlocks<V, T>& of, const Call& call)
-      : of_(of), stage_(Call::stage), blocks_(call.blocks), keys_(stages::keys_of(call)) {
-    of.require_blocks_of(stage_, blocks_, keys_);
-    if (stage_ == Stage::advance && blocks_.end() == of.query_blocks().count)
-      throw ShapeError({"mhla: blocks: [", blocks_.first, ", ", blocks_.end(),
-                        ") ends the sequence: no blocks follow that receive states"});
-  }
-
-  // Tokens.
-  template <class X>
-  void require_view(const char* name, stages::Holds holds, const TensorView<X, 4>& tensor) const {
-    using stages::Holds;
-    const Shape& shape = of_.problem_.shape;
-    const bool of_keys = holds == Holds::key || holds == Holds::value;
-    const BlockRange held = (of_keys ? of_.held_keys_ : of_.held_queries_).value_or(blocks_);
-    if (blocks_.count > 0 && (blocks_.first < held.first || blocks_.end() > held.end()))
-      throw ShapeError({"mhla: ", of_keys ? "keys" : "queries", ": tensors hold blocks [",
-                        held.first, ", ", held.end(), "), not all of [", blocks_.first, ", ",
-                        blocks_.end(), ")"});
-    const bool of_values = holds == Holds::output || holds == Holds::value;
-    require_extents(tensor, name, shape.batch, of_keys ? shape.kv_heads : shape.heads,
-                    of_keys ? of_.key_tokens(held) : of_.query_tokens(held),
-                    of_values ? shape.value_dim : shape.key_dim,
-                    "a stage's tensors have the tokens of its blocks");
-  }
-
-  template <class X>
-  void require_view(const char* name, stages::Holds, const TensorView<X, 3>& mix) const {
-    const Shape& shape = of_.problem_.shape;
-    require_extents(
-        mix, name, shape.mix_heads, of_.mix_rows(blocks_).count,
-        stage_ == Stage::mix_gradient ? of_.mix_columns(keys_).count : shape.mix_key_blocks,
-        "a stage's mix has the rows and columns of its blocks");
-  }
-
-  // A row for each block, or for each state.
-  template <class X>
-  void require_view(const char* name, stages::Holds holds, const TensorView<X, 2>& rows) const {
-    using stages::Holds;
-    const bool sums = holds == Holds::summaries || holds == Holds::seen;
-    const Index size = sums                           ? of_.summary_size()
-                       : holds == Holds::denominators ? of_.denominator_size()
-                                                      : of_.mixture_size();
-    if (holds == Holds::states)
-      require_extent(name, "states", rows.extent[0], of_.num_states(),
-                     "it has a row for each state");
-    else if (holds == Holds::seen && !of_.recurs)
-      require_seen(name, rows.extent[0]);
-    else
-      require_extent(name, "blocks", rows.extent[0],
-                     holds == Holds::summaries ? keys_.count : blocks_.count,
-                     "it has a row for each block");
-    require_extent(name, "elements", rows.extent[1], size, "a row has what a block leaves");
-    if (rows.size() > 0 && size > 1)
-      require_extent(name, "elements' stride", rows.stride[1], 1, "a row is contiguous");
-  }
-
- private:
-  // Summaries of the key blocks, up to the last that queries see at least.
-  void require_seen(const char* name, Index rows) const {
-    const BlockRange keys = of_.key_blocks(blocks_);
-    const Index seen = is_causal<V>
-                           ? (std::max)(Index{0}, blocks_.end() - keys.first - lag_of(sight_of<V>))
-                           : keys.count;
-    if (rows < seen || rows > keys.count)
-      throw ShapeError({"mhla: ", name, ": axis blocks is ", rows, " but must be ", seen,
-                        " or more, which the queries see, and at most ", keys.count});
-  }
-
-  const StageBlocks<V, T>& of_;
-  Stage stage_;
-  BlockRange blocks_;
-  BlockRange keys_;
-};
 /// \endcond
+
+/// The blocks of one sequence shape, or of packed sequences, and what their stages leave: what the
+/// stages of every backend have in common.
+template <AttentionVariant V, StorageScalar T>
+class StageBlocks {
+  static_assert(!is_structured<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
+                "mhla: Stages have rows of the mixing matrix, or of RecurrentMixing's parameters: "
+                "for another structured mixing use DenseMixing, with the matrix that mhla::expand "
+                "makes");
+  static_assert(!mixes_products<V>,
+                "mhla: MixedProduct ties a token to the same offset of every other block, which a "
+                "stage does not have: use MixedKeySum or Unnormalized for Stages");
+
+ public:
+  using Variant = V;  ///< 1st argument
+  using Scalar = T;   ///< 2nd argument
+  /// `shape` is that of the whole sequence. What the variant borrows must outlive this.
+  /// \throws ShapeError if variant and shape do not fit.
+  StageBlocks(const V& attention, const Shape& shape)
+      : attention_(attention), problem_(checked_problem(attention, shape)) {
+    static_assert(!masked,
+                  "mhla: the masks of Stages are those of a stage's tokens: give Stages the "
+                  "attention that was padded, and masks to padded()");
+  }
+
+  /// \cond INTERNAL
+  using Sequence = decltype(stages::sequence_of(std::declval<V>()));
+  static constexpr bool recurs = is_structured<V>;
+  static constexpr bool packs = is_packed<V>;
+  static constexpr bool masked = requires(const V& v) { v.masks; };
+  static constexpr bool sees_own = is_causal_within_block<V>;
+  // Whether own keys take up what read_out_gradient leaves of denominators.
+  static constexpr bool keeps_denominators = sees_own && normalizes<V>;
+  SumsLayout summary_layout() const { return sums_layout<V>(problem_, 1); }
+  SumsLayout mixture_layout() const { return sums_layout<V>(problem_, problem_.shape.matrices()); }
+  // After the blocks before it.
+  bool has_states_before(Index block) const { return recurs && block_in_sequence(block) > 0; }
+
+  MHLA_NO_SUCH_CALL(StageBlocks,
+                    "mhla: make stages by Stages<Attention, T>(attention, shape), or CudaStages: "
+                    "shape is an mhla::Shape, as of mhla::shape_of(q, k, v, mix), of the whole "
+                    "sequence")
+  /// \endcond
+
+  /// All query blocks: of packed sequences those of all, end to end, of which an empty one has
+  /// none.
+  BlockRange query_blocks() const { return {0, queries_listed().num_blocks()}; }
+  /// All key blocks.
+  BlockRange key_blocks() const { return {0, keys_listed().num_blocks()}; }
+  /// The query blocks of the sequences that some key blocks are of: all, but of packed sequences.
+  /// \throws ShapeError if these have no such blocks.
+  BlockRange query_blocks(const BlockRange& keys) const {
+    if (packs) require_blocks("keys", keys, key_blocks().count);
+    return queries_listed().sequences_of(keys);
+  }
+  /// The key blocks of the sequences that some query blocks are of. \throws ShapeError likewise.
+  BlockRange key_blocks(const BlockRange& queries) const {
+    if (packs) require_blocks("queries", queries, query_blocks().count);
+    return keys_listed().sequences_of(queries);
+  }
+  /// A query block's index within its sequence; 0 after the last block. A recurrence has states
+  /// before a block if this is not 0. \throws ShapeError if there is neither such a block nor one
+  /// before it.
+  Index block_in_sequence(Index block) const {
+    require_blocks("block", {block, 0}, query_blocks().count);
+    return queries_listed().block_in_sequence(block);
+  }
+  /// Tokens of q, dy, y and dq for some blocks. \throws ShapeError if there are no such blocks.
+  Index query_tokens(const BlockRange& queries) const {
+    require_blocks("queries", queries, query_blocks().count);
+    return queries_listed().num_tokens(queries);
+  }
+  /// Tokens of k, v, dk and dv for some blocks. \throws ShapeError if there are no such blocks.
+  Index key_tokens(const BlockRange& keys) const {
+    require_blocks("keys", keys, key_blocks().count);
+    return keys_listed().num_tokens(keys);
+  }
+
+  /// From now on tensors, and masks, hold the tokens of these blocks, of which calls run on some:
+  /// q, y and their gradients of `queries`, k, v and theirs of `keys`, under Causal the same ones.
+  /// A call writes tokens of its own blocks, and zeros of any that a mask takes away.
+  /// \throws ShapeError if there are no such blocks.
+  void hold(const BlockRange& queries, const BlockRange& keys) {
+    require_blocks("queries", queries, query_blocks().count);
+    require_blocks("keys", keys, key_blocks().count);
+    if (is_causal_within_block<V> && queries != keys)
+      throw ShapeError(
+          "mhla: keys: under Causal, tensors of keys hold the blocks that those of "
+          "queries do");
+    held_queries_ = queries;
+    held_keys_ = keys;
+  }
+
+  /// Elements that a key block's sums have: for every item and kv head S [feature_dim, value_dim],
+  /// in gradients S^T, and, if the variant has a normalizer, z [feature_dim].
+  Index summary_size() const { return summary_layout().elements(); }
+  /// Elements that a query block's dS~^T and dz~ have, for every item and kv head, and for every
+  /// query head if mix has a matrix for each.
+  Index mixture_size() const { return mixture_layout().elements(); }
+  /// States of RecurrentMixing; otherwise 0.
+  Index num_states() const {
+    if constexpr (recurs) return attention_.mixing.states;
+    return 0;
+  }
+  /// Rows of mix that stages on some query blocks take: `rows_of(mix, mix_rows(queries))`. Of
+  /// RecurrentMixing the blocks', and the next if there is one, of which `advance` reads what
+  /// enters the states; or the single row for all. Of packed sequences all rows.
+  /// \throws ShapeError if there are no such blocks.
+  BlockRange mix_rows(const BlockRange& queries) const {
+    require_blocks("queries", queries, query_blocks().count);
+    const Index rows = problem_.shape.mix_query_blocks;
+    if (packs || (recurs && rows == 1)) return {0, rows};
+    if (!recurs) return queries;
+    return {queries.first, queries.count + Index{queries.end() < problem_.query_blocks}};
+  }
+  /// Columns of mix that mix_gradient takes for some key blocks: theirs; of packed sequences, and
+  /// of RecurrentMixing, all. \throws ShapeError if there are no such blocks.
+  BlockRange mix_columns(const BlockRange& keys) const {
+    require_blocks("keys", keys, key_blocks().count);
+    if (packs || recurs) return {0, problem_.shape.mix_key_blocks};
+    return keys;
+  }
+  /// Elements that den and its gradient have for the tokens of a query block, which its own keys
+  /// need under Causal with a normalizer; otherwise 0.
+  Index denominator_size() const {
+    if (!keeps_denominators) return 0;
+    return checked_mul(checked_mul(problem_.shape.batch, problem_.shape.heads),
+                       checked_mul(Index{2}, problem_.query_grid.block_tokens()));
+  }
+
+ protected:
+  template <class, class>
+  friend class StageViews;
+
+  // Of a padded batch, or of a packed sequence.
+  StageBlocks(const Problem& problem, const V& attention)
+      : attention_(attention), problem_(problem) {}
+
+  auto queries_listed() const { return query_list(attention_, problem_); }
+  auto keys_listed() const { return key_list(attention_, problem_); }
+
+  // The call that a stage is: which blocks have rows and columns of mix, which have tokens.
+  stages::Part<V> part_of(Stage stage, const BlockRange& blocks, const BlockRange& keys) const {
+    Problem problem = problem_;
+    problem.stage = stage;
+    const bool reads_out = stage == Stage::read_out || stage == Stage::read_out_gradient;
+    const bool of_keys = stage == Stage::summarize || stage == Stage::summarize_gradient;
+    problem.queries = blocks;
+    if (stage == Stage::summarize || (of_keys && !sees_own)) problem.queries = {};
+    if (of_keys || recurs)
+      problem.keys = blocks;
+    else if (stage == Stage::mix_gradient)
+      problem.keys = keys;
+    problem.held_queries = held_queries_.value_or(problem.queries);
+    problem.held_keys = held_keys_.value_or(problem.keys);
+    problem.query_blocks = problem.queries.count;
+    problem.key_blocks = problem.keys.count;
+    if (!reads_out && !of_keys) problem.queries.count = 0;
+    if (!of_keys) problem.keys.count = 0;
+    require_chunks({problem.queries.first, problem.query_blocks});
+    return {attention_, problem, masks_};
+  }
+
+  void require_blocks_of(Stage stage, const BlockRange& blocks, const BlockRange& keys) const {
+    if (stage == Stage::summarize || stage == Stage::summarize_gradient)
+      return require_blocks("keys", blocks, key_blocks().count);
+    require_blocks("queries", blocks, query_blocks().count);
+    if (stage == Stage::mix_gradient) require_blocks("keys", keys, key_blocks().count);
+  }
+
+  static void require_blocks(const char* argument, const BlockRange& blocks, Index all) {
+    if (blocks.first < 0 || blocks.count < 0 || blocks.first > all - blocks.count)
+      throw ShapeError({"mhla: ", argument, ": there are no blocks [", blocks.first, ", ",
+                        blocks.first, " + ", blocks.count, "): the sequence has ", all});
+  }
+  static constexpr Index chunk = RecurrentMixing::chunk;
+  void require_chunks(const BlockRange& blocks) const {
+    if (!recurs || blocks.count == 0) return;
+    if (block_in_sequence(blocks.first) % chunk != 0 ||
+        block_in_sequence(blocks.end()) % chunk != 0)
+      throw ShapeError({"mhla: blocks: RecurrentMixing takes ", chunk, " blocks at a time: [",
+                        blocks.first, ", ", blocks.end(), ") must begin at a multiple of ", chunk,
+                        ", and end at one or with the sequence"});
+  }
+
+  V attention_;
+  Problem problem_;
+  // The blocks whose tokens tensors hold; none: those of a call.
+  std::optional<BlockRange> held_queries_, held_keys_;
+  StageMasks masks_;  // of which `attention_` has the tokens
+};
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -2,7 +2,7 @@
 // Token tiles as factors: rows of tensors, or of their features, rounded to bfloat16 in pairs.
 #pragma once
 
-#include <mhla/cpu/tiles.hpp>
+#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -3,7 +3,7 @@
 // cheaper than summaries where blocks are short, or the sequence is.
 #pragma once
 
-#include <mhla/cpu/tiles.hpp>
+#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

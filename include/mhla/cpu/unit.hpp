@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Tiles of tokens at work on a slot: their panels, those of their own block's keys, and what is
-// fetched meanwhile for the next.
+// Units of work, and their tiles of tokens at work on a slot: panels, those of their own block's
+// keys, and what is fetched meanwhile for the next.
 #pragma once
 
 #include <mhla/cpu/plan.hpp>
@@ -8,6 +8,95 @@
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
+
+/// Runs tasks in order on one slot: how a unit loops if it has one slot.
+struct OneSlot {
+  Index slot;
+
+  static constexpr bool keeps_floating_point = true;
+  static constexpr Index num_slots() { return 1; }
+  template <class Task>
+  void parallel_for(Index tasks, Task&& f) const {
+    for (Index task = 0; task < tasks; ++task) f(task, slot);
+  }
+};
+
+/// A unit's blocks of queries, or of keys.
+struct UnitBlocks : SequenceSpan {
+  const BlockTable& table;
+
+  const BlockSpan& operator[](Index i) const { return table.blocks[first_block + i]; }
+  Span<const TokenTile> tiles_of(Index i) const { return table.tiles_of((*this)[i]); }
+  Span<const BlockSpan> all() const { return {table.blocks.data + first_block, blocks}; }
+  /// On the quadratic path all tiles: there the first block has those of the whole sequence.
+  Span<const TokenTile> tiles() const {
+    return blocks == 0 ? Span<const TokenTile>{} : tiles_of(0);
+  }
+};
+
+/// The operands of a call, and its plan.
+template <class L, class T>
+struct Operands : OperandViews<T> {
+  using A = Accumulator<T>;
+  L variant;
+  const Plan<L, A>& plan;
+
+  A scale() const { return static_cast<A>(variant.scale); }
+};
+
+/// A unit of a call, and its memory.
+template <class L, class T>
+struct Unit {
+  using A = Accumulator<T>;
+
+  const Operands<L, T>& operands;
+  UnitBlocks queries;
+  UnitBlocks keys;
+  Index kv_head;
+  const UnitMemory<A>& memory;
+  SummaryRows<A> summaries;              // S and z of every key block
+  Span<const MixingProduct> products{};  // of a structured mixing
+  // Of a stage:
+  Index other_queries = 0;  // blocks of the sequence that it lacks
+  SummaryRows<A>
+      states{};  // that a recurrence left before its blocks: of the first matrix, not transposed
+  bool states_after = false;  // whether later blocks take its states
+  bool in_pairs = false;      // Precision::fast
+
+  const Plan<L, A>& plan() const { return operands.plan; }
+  const Extents& extents() const { return operands.plan.extents; }
+  /// How the unit stores all summaries.
+  Orientation orientation() const { return plan().orientation(); }
+
+  /// Its rows in a tensor of queries, for query head g, and in one of keys.
+  template <class Stored>
+  TokenRows<Stored> query_rows(Index g, const TensorView<Stored, 4>& tensor) const {
+    return {tensor, queries.batch, kv_head * extents().group_size + g};
+  }
+  template <class Stored>
+  TokenRows<Stored> key_rows(const TensorView<Stored, 4>& tensor) const {
+    return {tensor, keys.batch, kv_head};
+  }
+
+  /// Which of mix's matrices query head g uses.
+  Index matrix_of(Index g) const {
+    return plan().problem.shape.mix_of(queries.batch, kv_head * extents().group_size + g);
+  }
+  const A* matrix(Index g) const { return plan().matrix(matrix_of(g), in_pairs); }
+  /// The corner of it that the sequence uses.
+  Panel<const A> mixing(Index g) const {
+    return {matrix(g), queries.blocks, keys.blocks, plan().problem.key_blocks};
+  }
+  /// m_ii of it (Causal).
+  A own_weight(Index g, Index block) const { return matrix(g)[plan().own_entry(block)]; }
+};
+
+/// A block that a mask has emptied has empty sums.
+template <class A>
+void set_zero(const Panel<A>& summary, Span<A> key_sum) {
+  set_zero(summary);
+  std::fill_n(key_sum.data, key_sum.size, A(0));
+}
 
 /// s phi of a tile of queries or of keys, and R, by a call's variant.
 template <class L, class T, class A = Accumulator<T>>
