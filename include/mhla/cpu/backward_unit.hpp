@@ -94,7 +94,7 @@ void mixed_products_of_unit_gradient(const Unit<L, T>& unit, const BackwardReque
                                 head_offsets(e, unit.memory.grad_denominators, g));
   });
   loop.parallel_for(unit.queries.blocks, [&](Index i, Index slot) {
-    const SlotScratch<A>& scratch = unit.plan().scratch[slot];
+    const SlotScratch<A>& scratch = unit.plan.scratch[slot];
     const Span<A> grad_key_sum{unit.memory.grad_key_sums.data + i * e.feature_dim, e.feature_dim};
     std::fill_n(grad_key_sum.data, grad_key_sum.size, A(0));
     for (Index g = 0; g < e.group_size; ++g)
@@ -117,7 +117,7 @@ template <class L, class T, class A, class From>
 void mix_blocks_gradient(const Unit<L, T>& unit, Index first, const SummaryRows<A>& to,
                          const From& from, bool summaries_wanted = true,
                          bool key_sums_wanted = true) {
-  const Problem& problem = unit.plan().problem;
+  const Problem& problem = unit.plan.problem;
   [[maybe_unused]] const Index lag =
       lag_of(sight_of<L>) + problem.keys.first - problem.queries.first;
   const auto mix_back = [&](Panel<A> SummaryRows<A>::*width) {
@@ -186,7 +186,7 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
   const Span<const A> denominators = tile_denominators(unit, at, g, q.features);
   const Panel<const A> u =
       pack_grad_numerators(unit, g, request.dy, tile, denominators, at.scratch);
-  const auto heads = unit.plan().heads_of(at.matrix);
+  const auto heads = unit.plan.heads_of(at.matrix);
   const bool first = at.part() == 0 && g == heads.first;
   const bool last = at.part() + 1 == at.parts() && g + 1 == heads.last;
   Prefetch now = prefetch_tile(unit.queries, at.index, {results});
@@ -249,7 +249,7 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
     }
     set_zero(own.features);
 
-    const auto heads = unit.plan().heads_of(matrix);
+    const auto heads = unit.plan.heads_of(matrix);
     for (Index g = heads.first; g < heads.last; ++g) {
       const FeaturePanels<A> q = pack_query_tile(unit, g, k.tile, scratch);
       Span<const A> denominators;
@@ -273,7 +273,7 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
     }
     add_own_gradients(request, unit.own_weight(matrix, k.block), k.features, own, k.gradients,
                       request.mixing()
-                          ? unit.memory.grad_mixing.row(matrix) + unit.plan().own_entry(k.block)
+                          ? unit.memory.grad_mixing.row(matrix) + unit.plan.own_entry(k.block)
                           : nullptr);
   }
 }
@@ -330,7 +330,7 @@ template <class By>
 void summarize_unit_gradient(const By& by, const ExecutorRef& loop) {
   using Mixtures = typename By::Mixtures;
   const auto& unit = by.unit;
-  const auto& plan = unit.plan();
+  const auto& plan = unit.plan;
   if constexpr (is_structured<typename By::Variant>) {
     const Mixtures grad{structured_gradients(unit).keys};
     loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {

@@ -4,7 +4,7 @@
 //
 //   sequence -> blocks -> tiles (what a stage works on) -> runs of tokens
 //
-// On the quadratic path (quadratic/forward.hpp) a tile may cross blocks. Tiles have the tokens in
+// On the quadratic path (quadratic/unit.hpp) a tile may cross blocks. Tiles have the tokens in
 // the order of their blocks:
 //
 //   sequence -> tiles -> runs of tokens       sequence -> blocks

@@ -16,7 +16,7 @@ void summarize_unit(const Unit<L, T>& unit, const ExecutorRef& loop) {
   const TokenRows<const T> keys = unit.key_rows(unit.operands.k);
   const TokenRows<const T> values = unit.key_rows(unit.operands.v);
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
-    const SlotScratch<A>& scratch = unit.plan().scratch[slot];
+    const SlotScratch<A>& scratch = unit.plan.scratch[slot];
     const BlockSpan& block = unit.keys[b];
     if (block.tiles == 0) set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
     for (Index i = 0; i < block.tiles; ++i) {
@@ -36,7 +36,7 @@ void summarize_unit(const Unit<L, T>& unit, const ExecutorRef& loop) {
 template <class L, class T>
 void mix_unit_matrix_gradient(const Unit<L, T>& unit, const ExecutorRef& loop) {
   using A = Accumulator<T>;
-  const Plan<L, A>& plan = unit.plan();
+  const Plan<L, A>& plan = unit.plan;
   const Extents& e = plan.extents;
   const Index most = matrix_gradient_cols(unit.keys.blocks);
   const MatrixRows rows{plan.problem.queries.first, unit.queries.blocks + unit.other_queries};

@@ -123,7 +123,7 @@ void for_each_column_range(Index width, const ExecutorRef& loop, const Run& run)
 /// sequence's last token.
 template <class L, class T>
 Index structured_key_blocks(const Unit<L, T>& unit) {
-  return unit.plan().structure.layout_of(unit.keys.blocks).key_blocks();
+  return unit.plan.structure.layout_of(unit.keys.blocks).key_blocks();
 }
 
 /// The work array of one width.
@@ -145,7 +145,7 @@ SummaryRows<A> structured_rows(const Unit<L, T>& unit, Span<A> memory, Index row
 template <class L, class T, class A = Accumulator<T>>
 SummaryRows<A> structured_mixtures(const Unit<L, T>& unit) {
   return structured_rows(unit, unit.memory.mixed,
-                         unit.plan().structure.num_rows() - unit.extents().key_blocks, 0);
+                         unit.plan.structure.num_rows() - unit.extents().key_blocks, 0);
 }
 
 /// The states before a stage's blocks, of matrix `matrix`, in the work array after S~: as the unit
@@ -195,7 +195,7 @@ struct StructuredGradients {
 
 template <class L, class T, class A = Accumulator<T>>
 StructuredGradients<A> structured_gradients(const Unit<L, T>& unit) {
-  const Index rows = unit.plan().structure.num_rows();
+  const Index rows = unit.plan.structure.num_rows();
   const auto from = [&](Index first) {
     return structured_rows(unit, unit.memory.grad_mixed, rows, first);
   };
@@ -212,7 +212,7 @@ void mix_unit_gradient(const Unit<L, T>& unit, Index matrix, bool mixing_wanted,
   const SummaryRows<A> mixed = structured_mixtures(unit);
   const Index others = num_rows(unit.products) - structured_key_blocks(unit);
   const Index left = unit.queries.blocks;
-  const Index after = unit.states_after ? unit.plan().structure.num_states() : 0;
+  const Index after = unit.states_after ? unit.plan.structure.num_states() : 0;
   const auto pull_back = [&](Panel<A> SummaryRows<A>::*width) {
     const MixingRows<A> grads =
         work_array(unit, grad.keys.*width, (grad.mixed.*width).row_range(0, others));

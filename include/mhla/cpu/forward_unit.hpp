@@ -28,7 +28,7 @@ void mixed_products_of_unit(const Unit<L, T>& unit, const ExecutorRef& loop) {
     const Index g = task / unit.queries.blocks;
     const Index b = task % unit.queries.blocks;
     for (const TokenTile& tile : unit.queries.tiles_of(b)) {
-      const FeaturePanels<A> q = pack_query_tile(unit, g, tile, unit.plan().scratch[slot]);
+      const FeaturePanels<A> q = pack_query_tile(unit, g, tile, unit.plan.scratch[slot]);
       row_products<A>(tile_offsets(e, unit.memory.products, g, b, tile), q.features,
                       Span<const A>(unit.summaries.key_sum(b)));
     }
@@ -53,7 +53,7 @@ MHLA_ONCE_A_CALL SummaryRows<A> mix_group(const Unit<L, T>& unit, Index matrix,
   const Panel<const A> rows = unit.mixing(matrix).row_range(mixed.first, groups.size(group));
   const auto mix_rows = [&](const Panel<A>& from, const Panel<A>& to) {
     if constexpr (is_causal<L>) {
-      mix_past<A>(rows, unit.plan().problem.queries.first + mixed.first, lag_of(sight_of<L>), from,
+      mix_past<A>(rows, unit.plan.problem.queries.first + mixed.first, lag_of(sight_of<L>), from,
                   to);
     } else {
       mix<A>(rows, from, to);
@@ -69,7 +69,7 @@ template <class By, class Run>
 void for_each_tile_of_block(const By& by, bool own_wanted, typename By::Tile at, const Run& run) {
   using L = typename By::Variant;
   const Index end = at.index + at.parts();
-  const auto heads = by.unit.plan().heads_of(at.matrix);
+  const auto heads = by.unit.plan.heads_of(at.matrix);
   for (Index tile = at.index; tile < end; ++tile) {
     at.index = tile;
     if constexpr (is_causal_within_block<L>) {
@@ -91,7 +91,7 @@ MHLA_ONCE_A_CALL void for_each_query_tile(const By& by, bool summaries_wanted,
   using L = typename By::Variant;
   using Mixtures = typename By::Mixtures;
   const auto& unit = by.unit;
-  const auto& plan = by.unit.plan();
+  const auto& plan = by.unit.plan;
   const auto run_group = [&](const RowGroups& groups, Index group, Index matrix,
                              const Mixtures& mixed, const auto& scratch) MHLA_ONCE_A_CALL {
     for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {

@@ -159,7 +159,7 @@ SummaryRows<A> states_before(const Unit<L, T>& unit, const SummaryRows<A>& other
 template <class L, class T, class A>
 SummaryRows<A> states_after(const Unit<L, T>& unit, const SummaryRows<A>& others) {
   const Index rows = num_rows(unit.products) - unit.queries.blocks;
-  const Index states = unit.states_after ? unit.plan().structure.num_states() : 0;
+  const Index states = unit.states_after ? unit.plan.structure.num_states() : 0;
   return others.row_range(rows - states, states);
 }
 

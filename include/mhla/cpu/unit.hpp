@@ -62,11 +62,11 @@ struct Unit {
       states{};  // that a recurrence left before its blocks: of the first matrix, not transposed
   bool states_after = false;  // whether later blocks take its states
   bool in_pairs = false;      // Precision::fast
+  const Plan<L, A>& plan = operands.plan;
 
-  const Plan<L, A>& plan() const { return operands.plan; }
-  const Extents& extents() const { return operands.plan.extents; }
+  const Extents& extents() const { return plan.extents; }
   /// How the unit stores all summaries.
-  Orientation orientation() const { return plan().orientation(); }
+  Orientation orientation() const { return plan.orientation(); }
 
   /// Its rows in a tensor of queries, for query head g, and in one of keys.
   template <class Stored>
@@ -80,15 +80,15 @@ struct Unit {
 
   /// Which of mix's matrices query head g uses.
   Index matrix_of(Index g) const {
-    return plan().problem.shape.mix_of(queries.batch, kv_head * extents().group_size + g);
+    return plan.problem.shape.mix_of(queries.batch, kv_head * extents().group_size + g);
   }
-  const A* matrix(Index g) const { return plan().matrix(matrix_of(g), in_pairs); }
+  const A* matrix(Index g) const { return plan.matrix(matrix_of(g), in_pairs); }
   /// The corner of it that the sequence uses.
   Panel<const A> mixing(Index g) const {
-    return {matrix(g), queries.blocks, keys.blocks, plan().problem.key_blocks};
+    return {matrix(g), queries.blocks, keys.blocks, plan.problem.key_blocks};
   }
   /// m_ii of it (Causal).
-  A own_weight(Index g, Index block) const { return matrix(g)[plan().own_entry(block)]; }
+  A own_weight(Index g, Index block) const { return matrix(g)[plan.own_entry(block)]; }
 };
 
 /// A block that a mask has emptied has empty sums.
@@ -103,7 +103,7 @@ template <class L, class T, class A = Accumulator<T>>
 TileFeatures<typename L::FeatureMapType, A> features_of(const Unit<L, T>& unit, A scale,
                                                         const UnitBlocks& of,
                                                         const TokenTile& tile) {
-  return {unit.operands.variant.feature_map, unit.plan().rotation, scale, of.table, tile};
+  return {unit.operands.variant.feature_map, unit.plan.rotation, scale, of.table, tile};
 }
 template <class L, class T>
 auto query_features_of(const Unit<L, T>& unit, const TokenTile& tile) {

@@ -6,8 +6,8 @@
 #include <mhla/cpu/exact.hpp>
 #include <mhla/cpu/pairs/backward.hpp>
 #include <mhla/cpu/partial_sums.hpp>
-#include <mhla/cpu/quadratic/backward.hpp>
 #include <mhla/cpu/quadratic/choice.hpp>
+#include <mhla/cpu/quadratic/unit.hpp>
 #include <mhla/policy/fingerprint.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -179,7 +179,7 @@ MHLA_ONCE_A_CALL void run_units(const Plan<L, A>& plan, Index units, const Execu
 template <class L, class T>
 void summarize_for_float_mixing(const Unit<L, T>& unit, const ExecutorRef& loop) {
   if constexpr (std::is_same_v<T, BFloat16>)
-    if (unit.plan().mixes_in_float)
+    if (unit.plan.mixes_in_float)
       return pairs::summarize_unit(unit, nullptr, {unit.summaries, 0, true}, loop);
   summarize_unit(unit, loop);
 }
@@ -187,7 +187,7 @@ template <class L, class T>
 void read_out_by_float_mixing(const Unit<L, T>& unit, const TensorView<T, 4>& y,
                               const ExecutorRef& loop) {
   if constexpr (std::is_same_v<T, BFloat16>)
-    if (unit.plan().mixes_in_float) return read_out_unit(pairs::Forward<L>{unit}, y, loop);
+    if (unit.plan.mixes_in_float) return read_out_unit(pairs::Forward<L>{unit}, y, loop);
   read_out_unit(exact::Forward<L, T>{unit}, y, loop);
 }
 

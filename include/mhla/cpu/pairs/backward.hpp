@@ -20,7 +20,7 @@ void take_up_summaries(const Unit<L, BFloat16>& unit, const float* saved, const 
     summaries.clear_end(2 * pair);
     for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b) {
       const Panel<float> sums =
-          whole_panel(unit.plan().scratch[slot].pairs.summary.data, e.value_dim, e.feature_dim);
+          whole_panel(unit.plan.scratch[slot].pairs.summary.data, e.value_dim, e.feature_dim);
       transpose(sums, panel(saved + b * e.summary_stride(), e.feature_dim, e.value_dim));
       finish(summaries.half(b), sums);
     }
@@ -31,7 +31,7 @@ void take_up_summaries(const Unit<L, BFloat16>& unit, const float* saved, const 
 /// dS~^T of one mixing matrix of the unit, all query blocks.
 template <class L>
 PairedSummaries paired_gradients(const Unit<L, BFloat16>& unit, Index matrix) {
-  const SummaryShape shape = unit.plan().summary_shape();
+  const SummaryShape shape = unit.plan.summary_shape();
   return {unit.memory.paired_gradients.data +
               matrix * PairedSummaries::size(shape, unit.extents().query_blocks),
           unit.queries.blocks, shape};
@@ -80,7 +80,7 @@ void mix_unit_matrix_gradient(const Unit<L, BFloat16>& unit, const Centers* cent
 template <class L>
 MixedSummaries mix_group_gradient(const Unit<L, BFloat16>& unit, const RowGroups& groups,
                                   Index group, const PairScratch& scratch) {
-  const Plan<L, float>& plan = unit.plan();
+  const Plan<L, float>& plan = unit.plan;
   const Extents& e = plan.extents;
   const Index first = groups.begin(group);
   const Index rows = groups.size(group);

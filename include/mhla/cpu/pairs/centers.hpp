@@ -310,7 +310,7 @@ bool rounding_shows(const Unit<L, BFloat16>& unit) {
 /// Whether rounding shows in gradients without a normalizer.
 template <class L>
 bool rounding_shows_in_gradients(const Unit<L, BFloat16>& unit, const ExecutorRef& loop) {
-  const Plan<L, float>& plan = unit.plan();
+  const Plan<L, float>& plan = unit.plan;
   const Centers& centers = unit.memory.centers;
   std::fill_n(centers.value.data, centers.value.size, 0.0f);
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
@@ -334,7 +334,7 @@ bool rounding_shows_in_gradients(const Unit<L, BFloat16>& unit, const ExecutorRe
 /// a normalizer mu is 0.
 template <class L>
 Rounding center_unit(const Unit<L, BFloat16>& unit, const ExecutorRef& loop) {
-  const Plan<L, float>& plan = unit.plan();
+  const Plan<L, float>& plan = unit.plan;
   const Index blocks = unit.keys.blocks;
   if constexpr (!normalizes<L>) {
     return rounding_shows_in_gradients(unit, loop) ? Rounding::nothing : Rounding::plain;

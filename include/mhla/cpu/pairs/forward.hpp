@@ -19,7 +19,7 @@ namespace cpu::pairs {
 /// S of every key block, in the backward pass transposed.
 template <class L>
 PairedSummaries paired_summaries(const Unit<L, BFloat16>& unit) {
-  return {unit.memory.paired_summaries.data, unit.keys.blocks, unit.plan().summary_shape()};
+  return {unit.memory.paired_summaries.data, unit.keys.blocks, unit.plan.summary_shape()};
 }
 
 /// Sums S_b, with `centers` C_b, and z_b of one block, in float only if they are kept, have several
@@ -80,7 +80,7 @@ void summarize_unit(const Unit<L, BFloat16>& unit, const Centers* centers,
                     const KeptSummaries<float>& kept, const ExecutorRef& loop) {
   loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
     for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
-      summarize_block(unit, b, centers, kept, unit.plan().scratch[slot]);
+      summarize_block(unit, b, centers, kept, unit.plan.scratch[slot]);
     if constexpr (is_causal<L>)
       if (!kept.alone) paired_summaries(unit).note_finite(2 * pair);
   });
@@ -90,7 +90,7 @@ void summarize_unit(const Unit<L, BFloat16>& unit, const Centers* centers,
 template <class L>
 MixedSummaries mix_group(const Unit<L, BFloat16>& unit, Index matrix, const RowGroups& groups,
                          Index group, const PairScratch& scratch) {
-  const Plan<L, float>& plan = unit.plan();
+  const Plan<L, float>& plan = unit.plan;
   const Index first = groups.begin(group);
   const Index rows = groups.size(group);
   const MixedSummaries mixed{scratch.mixed.data, rows, plan.summary_shape()};
@@ -187,7 +187,7 @@ struct Forward {
 
   const Unit<L, BFloat16>& unit;
 
-  bool mixes_in_float() const { return unit.plan().mixes_in_float; }
+  bool mixes_in_float() const { return unit.plan.mixes_in_float; }
 
   /// Groups of `rows` blocks that mix `terms` others, each of whole pairs; the bits are the same
   /// for any groups.

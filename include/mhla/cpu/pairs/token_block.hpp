@@ -60,7 +60,7 @@ inline VnniPanel transposed(const PairedRows& from, Span<Pair> memory) {
 template <class L>
 bool maps_into_pairs(const Unit<L, BFloat16>& unit, const TokenRows<const BFloat16>& rows) {
   constexpr Index vector = 16;
-  return ElementwiseFeatureMap<typename L::FeatureMapType> && !unit.plan().rotation.rotates() &&
+  return ElementwiseFeatureMap<typename L::FeatureMapType> && !unit.plan.rotation.rotates() &&
          is_in_place<float>(rows) && rows.dim >= 2 * vector && rows.dim % 2 == 0;
 }
 
