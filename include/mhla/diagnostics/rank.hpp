@@ -7,9 +7,7 @@
 #include <Eigen/Eigenvalues>
 #include <Eigen/Householder>
 #include <limits>
-#include <mhla/core/shape.hpp>
-#include <mhla/diagnostics/entropy.hpp>
-#include <vector>
+#include <mhla/diagnostics/attention_matrix.hpp>
 
 MHLA_NAMESPACE_BEGIN
 namespace diagnostics {
