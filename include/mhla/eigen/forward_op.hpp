@@ -104,8 +104,6 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
   std::optional<WorkspaceView> workspace{};
   ForwardState<Accumulator<Scalar>>* state = nullptr;
   CudaForwardState<Accumulator<Scalar>>* device_state = nullptr;
-  template <class Device>
-  using Operands = eigen::Operands<Query, Key, Value, Mix, Device>;
   /// \endcond
 };
 
@@ -142,9 +140,6 @@ auto forward_expression(const Attention&, const Operand&...) {
                 "tokens, heads, dim, row_stride), of a matrix of mixing coefficients "
                 "mhla::mix_view(mix)");
 }
-/// \endcond
-
-/// \cond INTERNAL
 // What a call with Eigen's 16-bit scalars takes, on an executor or a CudaDevice: as for the core's.
 template <eigen::SixteenBitScalar T, AttentionVariant V, class... Rest>
 auto forward_workspace_size(const V& attention, const Shape& shape, const Rest&... rest) {
@@ -215,7 +210,7 @@ class ForwardRun {
  private:
   const Op& op_;
   DeviceExecutor<Device> executor_;
-  typename Op::template Operands<Device> operands_;
+  Operands<Op, Device> operands_;
   Shape shape_;
 };
 

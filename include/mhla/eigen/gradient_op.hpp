@@ -57,8 +57,6 @@ class BackwardOp {
   std::optional<WorkspaceView> workspace{};
   const ForwardState<Accumulator<Scalar>>* state = nullptr;
   const CudaForwardState<Accumulator<Scalar>>* device_state = nullptr;
-  template <class Device>
-  using Operands = eigen::Operands<Query, Key, Value, Mix, Device>;
   /// \endcond
 };
 
@@ -181,7 +179,7 @@ template <class Op, class Device, class T>
 MHLA_ONCE_A_CALL void write_gradients(const Op& op, const Device& device,
                                       GradientViews<T> gradients, Update update) {
   const auto executor = eigen::checked_executor(device);
-  typename Op::template Operands<Device> operands(op, device);
+  eigen::Operands operands(op, device);
   eigen::Operand dy(op.grad_output, device);
   const Shape shape = operands.views().shape();
   const Problem problem = checked_problem(op.attention, shape);
