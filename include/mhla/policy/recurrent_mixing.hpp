@@ -35,11 +35,14 @@ struct RecurrentMixing {
   static constexpr Index chunk = 16;
 
   void require_valid() const { require_at_least("mixing.states", states, 1); }
-  void require_parameters(const MixingLayout& layout, Index rows, Index parameter_columns) const {
+  void require_columns(Index parameter_columns) const {
     require_valid();
     require_extent("mix", "columns", parameter_columns, columns(),
                    "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
                    "factors of every state");
+  }
+  void require_parameters(const MixingLayout& layout, Index rows, Index parameter_columns) const {
+    require_columns(parameter_columns);
     if (rows != 1 && rows < layout.query_blocks())
       throw_shape_error("mix", "rows", rows, layout.query_blocks(),
                         "RecurrentMixing's mix has a row per block, of which the leading ones are "
