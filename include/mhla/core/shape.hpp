@@ -204,9 +204,6 @@ MHLA_ONCE_A_CALL inline void require_consistent(const Shape& shape) {
                       " (and per batch item)"});
 }
 
-/// \endcond
-
-/// \cond INTERNAL
 MHLA_NO_SUCH_CALL(Shape shape_of,
                   "mhla: call shape_of(q, k, v, mix) with mhla::TensorView of rank 4, and 3 or 2 "
                   "for mix, or, after #include <mhla/attention.hpp>, with Eigen tensors")

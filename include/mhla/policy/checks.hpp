@@ -356,21 +356,16 @@ void backward_into(AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgume
 MHLA_ANY_CALL(Index forward_workspace_size, { return arguments::explain_size<Given...>(); })
 MHLA_ANY_CALL(Index backward_workspace_size, { return arguments::explain_size<Given...>(); })
 MHLA_ANY_CALL(Index forward_state_size, { return arguments::explain_size<Given...>(); })
-MHLA_ANY_CALL(int plan, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call plan<T>(attention, shape, executor), or with an mhla::CudaDevice for "
-                "executor and, for calls with a CudaForwardState, mhla::StateUse::given: T is the "
-                "scalar of the tensors, shape an mhla::Shape, as of mhla::shape_of(q, k, v, mix)");
-  return 0;
-})
-MHLA_ANY_CALL(std::string explain, {
-  static_assert(
-      no_such_call<Given...>,
-      "mhla: call explain<T>(attention, shape, executor), or with an mhla::CudaDevice, or "
-      "explain<T>(attention, shape, {.queries = shares}) with an mhla::SplitCall: T is "
-      "the scalar of the tensors, shape an mhla::Shape");
-  return {};
-})
+MHLA_NO_SUCH_CALL(
+    int plan,
+    "mhla: call plan<T>(attention, shape, executor), or with an mhla::CudaDevice for "
+    "executor and, for calls with a CudaForwardState, mhla::StateUse::given: T is the "
+    "scalar of the tensors, shape an mhla::Shape, as of mhla::shape_of(q, k, v, mix)")
+MHLA_NO_SUCH_CALL(
+    std::string explain,
+    "mhla: call explain<T>(attention, shape, executor), or with an mhla::CudaDevice, or "
+    "explain<T>(attention, shape, {.queries = shares}) with an mhla::SplitCall: T is "
+    "the scalar of the tensors, shape an mhla::Shape")
 /// \endcond
 
 MHLA_NAMESPACE_END
