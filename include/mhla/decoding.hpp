@@ -21,13 +21,11 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup decoding
-/// \{
-
 /// The streaming state of a batch of sequences, and the steps that advance it. A value: a copy is
 /// an independent snapshot. T is the storage type of q, k, v and y; mix is copied, in the
 /// accumulator type. A decoder is used from one thread at a time; its executor spreads a step over
 /// threads, with the same bits for any number of them.
+/// \ingroup decoding
 template <class V, class T = void>
 class Decoder : DecoderErrors, RequireStreaming<V> {
   using A = Accumulator<T>;
@@ -511,7 +509,5 @@ requires(!VariantOfTensors<V, T>) class Decoder<V, T> : public NoVariantOfTensor
   using NoVariantOfTensors<V, T>::NoVariantOfTensors;
 };
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

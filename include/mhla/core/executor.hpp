@@ -7,9 +7,6 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup executors
-/// \{
-
 /// \cond INTERNAL
 // Stands for any task in the concept below.
 struct TaskArchetype {
@@ -46,6 +43,7 @@ Index num_slots_of(const E& executor) {
 /// (An executor may instead have `slots()`, the former name, which Qt's headers define as a macro.)
 /// Tasks run in the floating-point environment (rounding, flushing of subnormals, traps) of the
 /// thread that makes the call; the executor's threads have their own again after each task.
+/// \ingroup executors
 template <class E>
 concept Executor = (HasNumSlots<E> || HasSlots<E>)&&requires(const E& executor, Index tasks,
                                                              TaskArchetype task) {
@@ -53,6 +51,7 @@ concept Executor = (HasNumSlots<E> || HasSlots<E>)&&requires(const E& executor, 
 };
 
 /// Runs every task on the calling thread.
+/// \ingroup executors
 struct SerialExecutor {
   /// 1
   static constexpr Index num_slots() { return 1; }
@@ -205,7 +204,5 @@ class ExecutorRef {
   void (*run_)(const void*, Index, TaskRef);
 };
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

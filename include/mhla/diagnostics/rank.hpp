@@ -12,12 +12,10 @@
 MHLA_NAMESPACE_BEGIN
 namespace diagnostics {
 
-/// \addtogroup diagnostics
-/// \{
-
 /// The singular values of a matrix, computed in double, and its ranks. The rank does not depend on
 /// whether rows were normalized. O(rows * columns * min(rows, columns)) time. For a matrix with NaN
 /// or infinity every singular value and the effective rank are NaN, and the rank is 0.
+/// \ingroup diagnostics
 class Spectrum {
  public:
   /// Of matrix [rows, columns]. \throws ShapeError if no tensor has these extents.
@@ -106,8 +104,6 @@ class Spectrum {
   Index longer_side_ = 0;
   std::vector<double> values_;
 };
-
-/// \}
 
 }  // namespace diagnostics
 MHLA_NAMESPACE_END

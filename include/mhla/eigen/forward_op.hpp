@@ -44,9 +44,6 @@ struct eval<mhla::ForwardOp<X...>, Dense> {
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup attention
-/// \{
-
 /// attention(q, k, v, mix), not yet computed: [batch, heads, query tokens, value_dim], in the
 /// layout of its operands (of views alone: RowMajor). Like every Eigen expression it refers to its
 /// tensors and must not outlive them.
@@ -54,6 +51,7 @@ MHLA_NAMESPACE_BEGIN
 /// Assigned to a tensor, a map or mhla::tokens_first of one, it writes in place, or through a
 /// temporary if that is an operand. Evaluation throws ShapeError, WorkspaceError, StateError before
 /// it allocates or writes anything.
+/// \ingroup attention
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix>
 class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Value, Mix>,
                                            Eigen::ReadOnlyAccessors> {
@@ -106,8 +104,6 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
   CudaForwardState<Accumulator<Scalar>>* device_state = nullptr;
   /// \endcond
 };
-
-/// \}
 
 namespace eigen {
 

@@ -7,16 +7,12 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup attention
-/// \{
-
 /// What attention(...) takes: Eigen's tensors, maps and expressions, and mhla::TensorView.
+/// \ingroup attention
 template <class X>
 concept TensorOperand = requires {
   eigen::TensorTraits<X>::rank;
 };
-
-/// \}
 
 namespace eigen {
 
@@ -157,15 +153,13 @@ inline constexpr bool are_operands = ((TensorTraits<Others>::rank == 4) && ...) 
 
 }  // namespace eigen
 
-/// \addtogroup attention
-/// \{
-
 /// The shape of a call with these Eigen tensors, maps, expressions and views; nothing is evaluated.
 /// \code
 /// const mhla::Workspace memory(
 ///     mhla::forward_workspace_size<float>(attention, mhla::shape_of(q, k, v, mix), executor));
 /// \endcode
 /// \throws ShapeError if they disagree.
+/// \ingroup attention
 template <TensorOperand Query, TensorOperand Key, TensorOperand Value, TensorOperand Mix>
 requires(eigen::are_operands<Mix, Query, Key, Value>) Shape
     shape_of(const Query& q, const Key& k, const Value& v, const Mix& mix) {
@@ -173,7 +167,5 @@ requires(eigen::are_operands<Mix, Query, Key, Value>) Shape
   const auto view = [&](const auto& x) { return eigen::Operand(x, device).view(); };
   return shape_of(view(q), view(k), view(v), view(mix));
 }
-
-/// \}
 
 MHLA_NAMESPACE_END

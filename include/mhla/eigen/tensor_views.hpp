@@ -154,10 +154,8 @@ MHLA_NO_SUCH_CALL(AnyView mix_view,
 
 /// \}
 
-/// \addtogroup attention
-/// \{
-
 /// A tensor of Eigen's Tensor module, a map of one, or a lazy expression of them.
+/// \ingroup attention
 template <class X>
 concept EigenTensor = std::is_base_of_v<Eigen::TensorBase<X, Eigen::ReadOnlyAccessors>, X>;
 
@@ -266,6 +264,7 @@ inline constexpr bool is_plain = requires(X& tensor) {
 /// \code
 /// mhla::tokens_first(y_t).device(pool) = attention(mhla::tokens_first(q_t), k, v, mix);
 /// \endcode
+/// \ingroup attention
 template <class X>
 requires EigenTensor<std::remove_cvref_t<X>>
 decltype(auto) tokens_first(X&& tensor) {
@@ -273,7 +272,5 @@ decltype(auto) tokens_first(X&& tensor) {
                 "mhla: tokens_first takes a tensor of rank 4, [batch, tokens, heads, dim]");
   return tensor.shuffle(eigen::TokensFirstAxes{});
 }
-
-/// \}
 
 MHLA_NAMESPACE_END

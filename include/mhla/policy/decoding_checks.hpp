@@ -6,10 +6,8 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup decoding
-/// \{
-
 /// The sizes of a decoder, except those of mix.
+/// \ingroup decoding
 struct DecoderShape {
   Index batch = 1;       ///< sequences, each with its own length
   Index heads = 1;       ///< of q and y
@@ -202,7 +200,5 @@ inline void require_room(Index sequence, Index position, Index tokens, Index cap
                       capacity, by_mix ? "; mhla::extend makes a larger mix" : ""});
 }
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

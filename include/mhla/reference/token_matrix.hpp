@@ -12,9 +12,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace reference {
 
-/// \addtogroup reference
-/// \{
-
 /// \cond INTERNAL
 // What an oracle's scalar is deduced from: a view, or a tensor that has one.
 template <class T, int Rank>
@@ -134,6 +131,7 @@ void for_each_head(const Shape& shape, const F& f) {
 /// \endcond
 
 /// Which attention matrix is meant.
+/// \ingroup reference
 enum class Weights {
   unnormalized,  ///< the products
   normalized     ///< the products divided by the query's denominator
@@ -166,8 +164,6 @@ void require_no_mix(const GradientViews<T>& gradients) {
     throw ShapeError("mhla: dmix: this attention has no mixing matrix; pass mhla::skip");
 }
 /// \endcond
-
-/// \}
 
 }  // namespace reference
 
