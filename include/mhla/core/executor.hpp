@@ -8,11 +8,6 @@
 MHLA_NAMESPACE_BEGIN
 
 /// \cond INTERNAL
-// Stands for any task in the concept below.
-struct TaskArchetype {
-  void operator()(Index /*task*/, Index /*slot*/) const {}
-};
-
 template <class E>
 concept HasNumSlots = requires(const E& executor) {
   { executor.num_slots() } -> std::convertible_to<Index>;
@@ -46,7 +41,7 @@ Index num_slots_of(const E& executor) {
 /// \ingroup executors
 template <class E>
 concept Executor = (HasNumSlots<E> || HasSlots<E>)&&requires(const E& executor, Index tasks,
-                                                             TaskArchetype task) {
+                                                             void (*task)(Index, Index)) {
   executor.parallel_for(tasks, task);
 };
 

@@ -89,7 +89,7 @@ struct TensorView {
   }
 
   /// \cond INTERNAL
-  // The same extents and strides at another address.
+  // A view of the same extents and strides at another address.
   template <class U>
   MHLA_HOST_DEVICE constexpr TensorView<U, Rank> with_data(U* address) const {
     TensorView<U, Rank> view;

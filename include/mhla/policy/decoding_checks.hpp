@@ -24,7 +24,6 @@ template <AttentionVariant V>
 struct RequireStreaming {
   static_assert(is_causal_within_block<V>,
                 "mhla: a Decoder generates token by token: its attention must be Causal");
-  static_assert(V::GeometryType::rank == 1);
   static_assert(!is_batch_layout<V>,
                 "mhla: the sequences of a Decoder have lengths of their own: give it the attention "
                 "that was packed or padded");

@@ -195,6 +195,7 @@ struct MhlaHead {
   }
 };
 
+// Of one head of a call; of a group of heads k is shared.
 template <class V, class T>
 MhlaHead<V, Accumulator<T>> mhla_head(const V& attention, const Problem& problem,
                                       const TokenMasks& masks, const OperandViews<T>& of,
@@ -298,7 +299,7 @@ void write_gradients(const V& attention, const OperandViews<T>& of,
   checked_gradients(shape, gradients);
 
   GradientSums<T> sums(shape);
-  const Zeros<A, 3> grad_mix(shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks);
+  const Owned<A, 3> grad_mix(shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks);
   for_each_head(shape, [&](Index n, Index h, Index kv_head) {
     const TensorView<const A, 2> mix_of_head = matrix_view(of.mix, shape.mix_of(n, h));
     const Matrix<A> values = head_of(of.v, n, kv_head);

@@ -38,13 +38,13 @@ void explain_oracle() {
 }
 // A tensor with its own memory, initially zero.
 template <class A, int Rank>
-class Zeros {
+class Owned {
  public:
   template <class... Extents>
-  explicit Zeros(Extents... extents)
+  explicit Owned(Extents... extents)
       : data_((std::size_t{1} * ... * static_cast<std::size_t>(extents))),
         view_(make_view(data_.data(), extents...)) {}
-  Zeros(Zeros&&) = default;  // memory stays where it is
+  Owned(Owned&&) = default;  // memory stays where it is
 
   const TensorView<A, Rank>& view() const { return view_; }
   Index rows() const { return view_.extent[0]; }
@@ -64,7 +64,7 @@ class Zeros {
   TensorView<A, Rank> view_;
 };
 template <class A>
-using Matrix = Zeros<A, 2>;
+using Matrix = Owned<A, 2>;
 
 // x . y. These two have most of an oracle's time, above all where nothing is inlined.
 template <class A>
@@ -93,7 +93,7 @@ Matrix<Accumulator<T>> head_of(const TensorView<const T, 4>& tensor, Index batch
 
 // Writes a sum to a wanted destination of the same extents: replaces what it holds, or adds to it.
 template <class A, class T, int Rank>
-void write_gradient(const Zeros<A, Rank>& sum, const GradientView<T, Rank>& destination,
+void write_gradient(const Owned<A, Rank>& sum, const GradientView<T, Rank>& destination,
                     Update update) {
   if (!destination.wanted) return;
   for (Index i = 0; i < sum.view().size(); ++i) {
@@ -110,9 +110,9 @@ struct GradientSums {
         key(s.batch, s.kv_heads, s.key_tokens, s.key_dim),
         value(s.batch, s.kv_heads, s.key_tokens, s.value_dim) {}
 
-  Zeros<Accumulator<T>, 4> query;
-  Zeros<Accumulator<T>, 4> key;
-  Zeros<Accumulator<T>, 4> value;
+  Owned<Accumulator<T>, 4> query;
+  Owned<Accumulator<T>, 4> key;
+  Owned<Accumulator<T>, 4> value;
 
   void write_to(const GradientViews<T>& gradients, Update update) const {
     write_gradient(query, gradients.query, update);
