@@ -51,9 +51,7 @@ struct SerialExecutor {
   /// 1
   static constexpr Index num_slots() { return 1; }
 
-  /// \cond INTERNAL
-  static constexpr bool keeps_floating_point = true;
-  /// \endcond
+  static constexpr bool keeps_floating_point = true;  ///< \private
 
   /// f(0, 0), f(1, 0), ...
   template <class Task>

@@ -22,9 +22,7 @@ class ThreadPoolExecutor {
   /// Borrows.
   explicit ThreadPoolExecutor(const Eigen::ThreadPoolDevice& device) : device_(&device) {}
 
-  /// \cond INTERNAL
-  static constexpr bool keeps_floating_point = true;
-  /// \endcond
+  static constexpr bool keeps_floating_point = true;  ///< \private
 
   /// Number of threads.
   Index num_slots() const { return device_->numThreads() > 1 ? device_->numThreads() : 1; }

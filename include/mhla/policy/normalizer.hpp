@@ -19,9 +19,8 @@ MHLA_NAMESPACE_BEGIN
 struct MixedKeySum {
   double epsilon = 1e-6;  ///< added to den; 0 or more
 
-  /// \cond INTERNAL
+  /// \private
   void require_valid() const { require_not_negative("normalizer.epsilon", epsilon); }
-  /// \endcond
 };
 
 /// den_(i,p) = sum_b m_ib (s q_(b,p)^T z_b) + epsilon: the released vision, DiT and video code's.
@@ -31,9 +30,8 @@ struct MixedKeySum {
 struct MixedProduct {
   double epsilon = 1e-6;  ///< added to den; 0 or more
 
-  /// \cond INTERNAL
+  /// \private
   void require_valid() const { require_not_negative("normalizer.epsilon", epsilon); }
-  /// \endcond
 };
 
 /// den = 1: the released language model and Wan configuration, where an RMS norm follows.
