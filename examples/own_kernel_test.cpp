@@ -3,7 +3,6 @@
 #include <mhla/reference/mhla.hpp>
 #include <mhla/testing/comparison.hpp>
 #include <mhla/testing/random_tensor.hpp>
-#include <mhla/testing/tolerance.hpp>
 #include <vector>
 #if __has_include(<catch2/catch_test_macros.hpp>)
 #include <catch2/catch_test_macros.hpp>

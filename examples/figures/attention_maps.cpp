@@ -2,7 +2,7 @@
 // mhla_figures: what three queries of an image attend to.
 #include <algorithm>
 #include <iterator>
-#include <mhla/diagnostics/entropy.hpp>
+#include <mhla/diagnostics/attention_matrix.hpp>
 #include <string>
 #include <vector>
 

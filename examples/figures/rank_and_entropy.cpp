@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <mhla/diagnostics/attention_matrix.hpp>
 #include <mhla/diagnostics/bounds.hpp>
-#include <mhla/diagnostics/entropy.hpp>
 #include <mhla/diagnostics/rank.hpp>
 #include <string>
 #include <vector>

@@ -5,7 +5,7 @@
 
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/eigen/matrix_views.hpp>
+#include <mhla/eigen/tensor_views.hpp>
 #include <mhla/fork_join.hpp>
 #include <vector>
 

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <mhla/diagnostics/attention_matrix.hpp>
 #include <mhla/diagnostics/bounds.hpp>
-#include <mhla/diagnostics/entropy.hpp>
 #include <mhla/diagnostics/rank.hpp>
 #include <mhla/reference/softmax_attention.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "attention_layer.hpp"
 
-#include <mhla/eigen/matrix_views.hpp>
+#include <mhla/eigen/tensor_views.hpp>
 
 #include "../layers/activations.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "token_mixing.hpp"
 
-#include <mhla/testing/elements.hpp>
+#include <mhla/testing/host_tensor.hpp>
 
 #include "softmax_attention.hpp"
 

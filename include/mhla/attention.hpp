@@ -44,4 +44,3 @@
 #include <mhla/cpu/cpu_plan.hpp>
 #include <mhla/cpu/explain.hpp>
 #include <mhla/eigen/gradient_op.hpp>
-#include <mhla/eigen/matrix_views.hpp>

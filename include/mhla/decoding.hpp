@@ -21,13 +21,11 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup decoding
-/// \{
-
 /// The streaming state of a batch of sequences, and the steps that advance it. A value: a copy is
 /// an independent snapshot. T is the storage type of q, k, v and y; mix is copied, in the
 /// accumulator type. A decoder is used from one thread at a time; its executor spreads a step over
 /// threads, with the same bits for any number of them.
+/// \ingroup decoding
 template <class V, class T = void>
 class Decoder : DecoderErrors, RequireStreaming<V> {
   using A = Accumulator<T>;
@@ -86,7 +84,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
         extents_(other.extents_),
         fingerprint_(other.fingerprint_) {
     allocate();
-    copy_bytes(memory_.data(), other.memory_.data(), memory_.size());
+    std::copy_n(other.memory_.data(), memory_.size(), memory_.data());
   }
   /// Restores a snapshot.
   Decoder& operator=(const Decoder& other) {
@@ -144,8 +142,8 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
 
   /// Number of bytes that save() writes.
   Index saved_size() const {
-    return static_cast<Index>(sizeof(Header)) +
-           shape_.batch * static_cast<Index>(sizeof(std::int64_t)) + state_bytes_;
+    return static_cast<Index>(sizeof(Header)) + shape_.batch * static_cast<Index>(sizeof(Index)) +
+           state_bytes_;
   }
 
   /// Writes the state, without mix, into `bytes`, for load() on the same kind of machine by a
@@ -155,13 +153,9 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     if (bytes.size < saved_size())
       throw StateError(
           {"mhla: save: ", saved_size(), " bytes are needed, ", bytes.size, " were given"});
-    std::byte* to = bytes.data + sizeof(Header);
-    for (const Index position : positions_) {
-      const auto stored = static_cast<std::int64_t>(position);
-      std::memcpy(to, &stored, sizeof(stored));
-      to += sizeof(stored);
-    }
-    copy_bytes(to, state_begin(), state_bytes_);
+    std::byte* const positions = bytes.data + sizeof(Header);
+    std::memcpy(positions, positions_.data(), positions_.size() * sizeof(Index));
+    std::copy_n(memory_.data(), state_bytes_, positions + positions_.size() * sizeof(Index));
     Header header = this->header();
     header.checksum = checksum(bytes.data + sizeof(Header), saved_size() - Index{sizeof(Header)});
     std::memcpy(bytes.data, &header, sizeof(header));
@@ -190,7 +184,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     if (stored.checksum != checksum(from, saved_size() - Index{sizeof(Header)}))
       throw StateError("mhla: load: the saved state is damaged: its checksum does not match");
     const auto stored_position = [&](std::size_t sequence) -> Index {
-      std::int64_t position;
+      Index position;
       std::memcpy(&position, from + sequence * sizeof(position), sizeof(position));
       return position;
     };
@@ -199,7 +193,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
         throw StateError({"mhla: load: the saved state is damaged: a sequence has ",
                           stored_position(s), " tokens"});
     for (std::size_t s = 0; s < positions_.size(); ++s) positions_[s] = stored_position(s);
-    copy_bytes(state_begin(), from + positions_.size() * sizeof(std::int64_t), state_bytes_);
+    std::copy_n(from + positions_.size() * sizeof(Index), state_bytes_, memory_.data());
   }
 
  private:
@@ -248,7 +242,6 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     for (Index s = 0; s < shape_.num_slots; ++s)
       slots_.emplace_back(arena, extents_, shape_.key_dim, recurrent);
   }
-  std::byte* state_begin() const { return memory_.data(); }
   Index group_size() const { return mix_shape_.group_size(); }
 
   Header header() const {
@@ -303,10 +296,6 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     for (Index i = 0; i < count; ++i)
       hash = (hash ^ static_cast<std::uint64_t>(bytes[i])) * 1099511628211u;
     return hash;
-  }
-  // Empty ranges may have a null address, which memcpy does not allow.
-  static void copy_bytes(std::byte* to, const std::byte* from, Index count) {
-    std::copy(from, from + count, to);
   }
 
   void advance(const ExecutorRef& executor, Index first_sequence, Index sequences,
@@ -520,7 +509,5 @@ requires(!VariantOfTensors<V, T>) class Decoder<V, T> : public NoVariantOfTensor
   using NoVariantOfTensors<V, T>::NoVariantOfTensors;
 };
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -81,9 +81,7 @@ class ForkJoin {
   /// Joins the threads; no call may be running.
   ~ForkJoin() { dismiss(); }
 
-  /// \cond INTERNAL
-  static constexpr bool keeps_floating_point = true;
-  /// \endcond
+  static constexpr bool keeps_floating_point = true;  ///< \private
 
   /// Number of threads, the caller's included.
   Index num_slots() const { return static_cast<Index>(workers_.size()) + 1; }

@@ -50,9 +50,7 @@ inline constexpr bool is_mask_byte = std::is_same_v<std::remove_const_t<Byte>, b
 template <class Byte>
 TensorView<const std::uint8_t, 2> mask_bytes(const TensorView<Byte, 2>& mask) {
   static_assert(sizeof(Byte) == 1);
-  return {reinterpret_cast<const std::uint8_t*>(mask.data),
-          {mask.extent[0], mask.extent[1]},
-          {mask.stride[0], mask.stride[1]}};
+  return mask.with_data(reinterpret_cast<const std::uint8_t*>(mask.data));
 }
 /// \endcond
 

@@ -277,10 +277,7 @@ void project(const TensorView<T, Rank>& mix, const A& attention, const Projectio
   if constexpr (RecurrentVariant<A>) {
     const TensorView<T, 3> parameters = mixing_matrix::with_heads(mix, "mix");
     mixing_matrix::require_valid(onto);
-    attention.mixing.require_valid();
-    require_extent("mix", "columns", parameters.extent[2], attention.mixing.columns(),
-                   "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
-                   "factors of every state");
+    attention.mixing.require_columns(parameters.extent[2]);
     if (parameters.size() == 0) return;
     const Index weights = 2 * attention.mixing.states + 1;
     project(slice(parameters, 2, 0, weights), Projection{.low = onto.low, .high = onto.high});
@@ -304,9 +301,7 @@ void extend(const InputView<T, Rank>& mix, const TensorView<T, Rank>& larger, co
   require_extent("larger", "heads", parameters.extent[0], known.extent[0],
                  "an extended mix has the heads of mix");
   for (const Index columns : {known.extent[2], parameters.extent[2]})
-    require_extent("mix", "columns", columns, attention.mixing.columns(),
-                   "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
-                   "factors of every state");
+    attention.mixing.require_columns(columns);
   if (parameters.extent[1] < known.extent[1] || known.extent[1] == 0)
     throw ShapeError({"mhla: larger: axis rows is ", parameters.extent[1], " but mix has ",
                       known.extent[1], "; extend repeats the last of at least one row"});

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mhla/core/overlap.hpp>
-#include <mhla/testing/elements.hpp>
+#include <mhla/testing/host_tensor.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <vector>
 

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/testing/elements.hpp>
 #include <mhla/testing/host_tensor.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <utility>

@@ -2,7 +2,7 @@
 // Row entropy on rows whose answers are known.
 #include <cmath>
 #include <limits>
-#include <mhla/diagnostics/entropy.hpp>
+#include <mhla/diagnostics/attention_matrix.hpp>
 
 #include "tests/support/catch.hpp"
 

@@ -7,7 +7,6 @@
 #include <iostream>
 #include <mhla/cuda.hpp>
 #include <mhla/diagnostics/attention_matrix.hpp>
-#include <mhla/diagnostics/entropy.hpp>
 #include <mhla/diagnostics/rank.hpp>
 #include <mhla/distributed.hpp>
 #include <mhla/eigen/fork_join_device.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <mhla/eigen/matrix_views.hpp>
+#include <mhla/eigen/tensor_views.hpp>
 #include <mhla/mhla.hpp>
 
 #include "tests/support/catch.hpp"

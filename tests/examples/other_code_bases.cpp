@@ -5,7 +5,6 @@
 #include <mhla/reference/mhla.hpp>
 #include <mhla/testing/comparison.hpp>
 #include <mhla/testing/random_tensor.hpp>
-#include <mhla/testing/tolerance.hpp>
 #include <numeric>
 #include <thread>
 #include <vector>

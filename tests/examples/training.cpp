@@ -5,8 +5,8 @@
 #include <iterator>
 #include <memory>
 #include <mhla/policy/variant.hpp>
+#include <mhla/reference/mhla.hpp>
 #include <mhla/reference/softmax_attention.hpp>
-#include <mhla/reference/token_features.hpp>
 #include <mhla/testing/comparison.hpp>
 #include <string>
 #include <vector>

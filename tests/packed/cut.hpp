@@ -2,7 +2,7 @@
 // Single sequences cut out of a batch's tensors, and put back.
 #pragma once
 
-#include <mhla/testing/elements.hpp>
+#include <mhla/testing/host_tensor.hpp>
 #include <type_traits>
 
 #include "tests/cpu/call.hpp"

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <limits>
-#include <mhla/testing/tolerance.hpp>
+#include <mhla/testing/comparison.hpp>
 #include <type_traits>
 
 namespace tolerance {

@@ -7,15 +7,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup executors
-/// \{
-
 /// \cond INTERNAL
-// Stands for any task in the concept below.
-struct TaskArchetype {
-  void operator()(Index /*task*/, Index /*slot*/) const {}
-};
-
 template <class E>
 concept HasNumSlots = requires(const E& executor) {
   { executor.num_slots() } -> std::convertible_to<Index>;
@@ -46,20 +38,20 @@ Index num_slots_of(const E& executor) {
 /// (An executor may instead have `slots()`, the former name, which Qt's headers define as a macro.)
 /// Tasks run in the floating-point environment (rounding, flushing of subnormals, traps) of the
 /// thread that makes the call; the executor's threads have their own again after each task.
+/// \ingroup executors
 template <class E>
 concept Executor = (HasNumSlots<E> || HasSlots<E>)&&requires(const E& executor, Index tasks,
-                                                             TaskArchetype task) {
+                                                             void (*task)(Index, Index)) {
   executor.parallel_for(tasks, task);
 };
 
 /// Runs every task on the calling thread.
+/// \ingroup executors
 struct SerialExecutor {
   /// 1
   static constexpr Index num_slots() { return 1; }
 
-  /// \cond INTERNAL
-  static constexpr bool keeps_floating_point = true;
-  /// \endcond
+  static constexpr bool keeps_floating_point = true;  ///< \private
 
   /// f(0, 0), f(1, 0), ...
   template <class Task>
@@ -205,7 +197,5 @@ class ExecutorRef {
   void (*run_)(const void*, Index, TaskRef);
 };
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -8,9 +8,6 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup views
-/// \{
-
 /// \cond INTERNAL
 // Which call's summaries a state keeps, and whether they are complete. A variant is identified by
 // its fingerprint; see policy/fingerprint.hpp. Moved, not copied: of two that describe the same
@@ -69,6 +66,7 @@ class SavedCall {
 /// mhla::gradients(dq, dk, dv, dmix).device(pool) =
 ///     attention.backward(q, k, v, mix, dy).saved(state);
 /// \endcode
+/// \ingroup views
 template <class A>
 class ForwardState {
   static_assert(std::is_floating_point_v<A>,
@@ -104,7 +102,5 @@ class ForwardState {
   Workspace memory_;
   SavedCall call_;
 };
-
-/// \}
 
 MHLA_NAMESPACE_END

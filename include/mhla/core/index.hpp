@@ -9,10 +9,8 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup views
-/// \{
-
 /// Signed 64-bit on every supported platform: extents, strides and offsets, in elements.
+/// \ingroup views
 using Index = std::ptrdiff_t;
 
 /// \cond INTERNAL
@@ -57,7 +55,5 @@ MHLA_HOST_DEVICE constexpr A even_split(A count, std::type_identity_t<A> parts,
   return part * (count / parts) + (part < rest ? part : rest);
 }
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -66,8 +66,6 @@ struct Lattice {
   }
 };
 
-inline constexpr int search_budget = 4096;
-
 // A view without its types, so that the searches are compiled once for all of them.
 struct Strided {
   const void* data;
@@ -112,7 +110,7 @@ MHLA_ONCE_A_CALL inline bool share_memory(const Strided& a, const Strided& b) {
   for (int i = 0; i < a.rank; ++i) lattice.add(a.stride[i] * a.element_bytes, 0, a.extent[i] - 1);
   for (int i = 0; i < b.rank; ++i) lattice.add(b.stride[i] * b.element_bytes, 1 - b.extent[i], 0);
   lattice.add(1, 1 - b.element_bytes, a.element_bytes - 1);  // the bytes of one element
-  int budget = search_budget;
+  int budget = 4096;
   return lattice.reaches(distance, 0, budget);
 }
 

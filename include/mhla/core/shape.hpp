@@ -6,12 +6,10 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup views
-/// \{
-
 /// Extents of q [batch, heads, query_tokens, key_dim], k [batch, kv_heads, key_tokens, key_dim],
 /// v [batch, kv_heads, key_tokens, value_dim], y [batch, heads, query_tokens, value_dim] and
 /// mix [mix_heads, mix_query_blocks, mix_key_blocks].
+/// \ingroup views
 struct Shape {
   Index batch = 0;             ///< of every tensor but mix
   Index heads = 0;             ///< of q and y; a multiple of kv_heads
@@ -167,6 +165,7 @@ MHLA_ONCE_A_CALL inline void require_tensors(const Shape& shape) {
 
 /// The shape of a call with these operands.
 /// \throws ShapeError if they disagree.
+/// \ingroup views
 template <class Q, class K, class V, class M, int MixRank>
 requires(MixRank == 3 || MixRank == 2) Shape
     shape_of(const TensorView<Q, 4>& q, const TensorView<K, 4>& k, const TensorView<V, 4>& v,
@@ -204,14 +203,9 @@ MHLA_ONCE_A_CALL inline void require_consistent(const Shape& shape) {
                       " (and per batch item)"});
 }
 
-/// \endcond
-
-/// \cond INTERNAL
 MHLA_NO_SUCH_CALL(Shape shape_of,
                   "mhla: call shape_of(q, k, v, mix) with mhla::TensorView of rank 4, and 3 or 2 "
                   "for mix, or, after #include <mhla/attention.hpp>, with Eigen tensors")
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

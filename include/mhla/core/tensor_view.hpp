@@ -76,13 +76,7 @@ struct TensorView {
   /// Adds const.
   template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
   MHLA_HOST_DEVICE constexpr operator TensorView<U, Rank>() const {  // NOLINT: adds const only
-    TensorView<U, Rank> view;
-    view.data = data;
-    for (int axis = 0; axis < Rank; ++axis) {
-      view.extent[axis] = extent[axis];
-      view.stride[axis] = stride[axis];
-    }
-    return view;
+    return with_data<U>(data);
   }
 
   /// A mix [query blocks, key blocks] as [1, query blocks, key blocks]: one matrix for all heads.
@@ -95,6 +89,17 @@ struct TensorView {
   }
 
   /// \cond INTERNAL
+  // A view of the same extents and strides at another address.
+  template <class U>
+  MHLA_HOST_DEVICE constexpr TensorView<U, Rank> with_data(U* address) const {
+    TensorView<U, Rank> view;
+    view.data = address;
+    for (int axis = 0; axis < Rank; ++axis) {
+      view.extent[axis] = extent[axis];
+      view.stride[axis] = stride[axis];
+    }
+    return view;
+  }
   // Says what to write in place of `view = attention(q, k, v, mix)`.
   template <class X, class = std::enable_if_t<!std::is_convertible_v<const X&, TensorView>>>
   void operator=(const X&) const {  // NOLINT: there is nothing to go on with

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <mhla/cpu/units.hpp>
-#include <mhla/policy/sums_layout.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -7,19 +7,15 @@
 #include <Eigen/Eigenvalues>
 #include <Eigen/Householder>
 #include <limits>
-#include <mhla/core/shape.hpp>
-#include <mhla/diagnostics/entropy.hpp>
-#include <vector>
+#include <mhla/diagnostics/attention_matrix.hpp>
 
 MHLA_NAMESPACE_BEGIN
 namespace diagnostics {
 
-/// \addtogroup diagnostics
-/// \{
-
 /// The singular values of a matrix, computed in double, and its ranks. The rank does not depend on
 /// whether rows were normalized. O(rows * columns * min(rows, columns)) time. For a matrix with NaN
 /// or infinity every singular value and the effective rank are NaN, and the rank is 0.
+/// \ingroup diagnostics
 class Spectrum {
  public:
   /// Of matrix [rows, columns]. \throws ShapeError if no tensor has these extents.
@@ -108,8 +104,6 @@ class Spectrum {
   Index longer_side_ = 0;
   std::vector<double> values_;
 };
-
-/// \}
 
 }  // namespace diagnostics
 MHLA_NAMESPACE_END

@@ -8,12 +8,10 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup executors
-/// \{
-
 /// A ForkJoin as an Eigen device: its threads share the attentions of an expression; the calling
 /// thread computes the rest. Borrows the team, which must outlive it. Allocates as Eigen's
 /// DefaultDevice does and gives the same bits. Does not need EIGEN_USE_THREADS.
+/// \ingroup executors
 class ForkJoinDevice : public Eigen::DefaultDevice {
  public:
   /// Borrows.
@@ -33,8 +31,6 @@ class ForkJoinDevice : public Eigen::DefaultDevice {
  private:
   const ForkJoin* team_ = nullptr;
 };
-
-/// \}
 
 /// \cond INTERNAL
 inline ExecutorRef executor_for(const ForkJoinDevice& device) { return device.team(); }

@@ -44,9 +44,6 @@ struct eval<mhla::ForwardOp<X...>, Dense> {
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup attention
-/// \{
-
 /// attention(q, k, v, mix), not yet computed: [batch, heads, query tokens, value_dim], in the
 /// layout of its operands (of views alone: RowMajor). Like every Eigen expression it refers to its
 /// tensors and must not outlive them.
@@ -54,6 +51,7 @@ MHLA_NAMESPACE_BEGIN
 /// Assigned to a tensor, a map or mhla::tokens_first of one, it writes in place, or through a
 /// temporary if that is an operand. Evaluation throws ShapeError, WorkspaceError, StateError before
 /// it allocates or writes anything.
+/// \ingroup attention
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix>
 class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Value, Mix>,
                                            Eigen::ReadOnlyAccessors> {
@@ -104,12 +102,8 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
   std::optional<WorkspaceView> workspace{};
   ForwardState<Accumulator<Scalar>>* state = nullptr;
   CudaForwardState<Accumulator<Scalar>>* device_state = nullptr;
-  template <class Device>
-  using Operands = eigen::Operands<Query, Key, Value, Mix, Device>;
   /// \endcond
 };
-
-/// \}
 
 namespace eigen {
 
@@ -142,9 +136,6 @@ auto forward_expression(const Attention&, const Operand&...) {
                 "tokens, heads, dim, row_stride), of a matrix of mixing coefficients "
                 "mhla::mix_view(mix)");
 }
-/// \endcond
-
-/// \cond INTERNAL
 // What a call with Eigen's 16-bit scalars takes, on an executor or a CudaDevice: as for the core's.
 template <eigen::SixteenBitScalar T, AttentionVariant V, class... Rest>
 auto forward_workspace_size(const V& attention, const Shape& shape, const Rest&... rest) {
@@ -215,7 +206,7 @@ class ForwardRun {
  private:
   const Op& op_;
   DeviceExecutor<Device> executor_;
-  typename Op::template Operands<Device> operands_;
+  Operands<Op, Device> operands_;
   Shape shape_;
 };
 

@@ -7,11 +7,9 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup attention
-/// \{
-
 /// The gradients of sum(dy o attention(q, k, v, mix)), not yet computed: assign it to
 /// mhla::gradients(dq, dk, dv, dmix). Refers to its tensors, as Eigen's expressions do.
+/// \ingroup attention
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix,
           class GradOutput>
 class BackwardOp {
@@ -57,8 +55,6 @@ class BackwardOp {
   std::optional<WorkspaceView> workspace{};
   const ForwardState<Accumulator<Scalar>>* state = nullptr;
   const CudaForwardState<Accumulator<Scalar>>* device_state = nullptr;
-  template <class Device>
-  using Operands = eigen::Operands<Query, Key, Value, Mix, Device>;
   /// \endcond
 };
 
@@ -81,8 +77,6 @@ auto backward_expression(const Attention&, const Operand&...) {
                 "coefficients mhla::mix_view(mix)");
 }
 /// \endcond
-
-/// \}
 
 namespace eigen {
 
@@ -181,7 +175,7 @@ template <class Op, class Device, class T>
 MHLA_ONCE_A_CALL void write_gradients(const Op& op, const Device& device,
                                       GradientViews<T> gradients, Update update) {
   const auto executor = eigen::checked_executor(device);
-  typename Op::template Operands<Device> operands(op, device);
+  eigen::Operands operands(op, device);
   eigen::Operand dy(op.grad_output, device);
   const Shape shape = operands.views().shape();
   const Problem problem = checked_problem(op.attention, shape);
@@ -212,10 +206,8 @@ MHLA_ONCE_A_CALL void write_gradients(const Op& op, const Device& device,
 }
 /// \endcond
 
-/// \addtogroup attention
-/// \{
-
 /// The left side of `gradients(dq, dk, dv, dmix) = attention.backward(...)`: see mhla::gradients.
+/// \ingroup attention
 template <class Device, class... Targets>
 class Gradients {
  public:
@@ -275,6 +267,7 @@ class Gradients {
 /// temporary.
 /// \throws ShapeError, when assigned, for a wrong shape or two gradients that share memory; nothing
 /// has been written then.
+/// \ingroup attention
 template <class... Targets>
 auto gradients(Targets&&... targets) {
   constexpr bool four = sizeof...(Targets) == 4;
@@ -292,8 +285,6 @@ auto gradients(Targets&&... targets) {
     return eigen::NoGradients{};
   }
 }
-
-/// \}
 
 MHLA_NAMESPACE_END
 

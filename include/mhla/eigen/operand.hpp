@@ -7,16 +7,12 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup attention
-/// \{
-
 /// What attention(...) takes: Eigen's tensors, maps and expressions, and mhla::TensorView.
+/// \ingroup attention
 template <class X>
 concept TensorOperand = requires {
   eigen::TensorTraits<X>::rank;
 };
-
-/// \}
 
 namespace eigen {
 
@@ -32,17 +28,21 @@ class Operand {
 
  public:
   Operand(const X& expression, const Device& device) : expression_(expression), device_(device) {
-    // A tensor, a map or a contiguous slice of one is in memory already; Eigen's evaluator has no
-    // address for anything else before it is evaluated.
-    const Eigen::TensorEvaluator<const X, Device> evaluator(expression, device);
-    const Scalar* address = evaluator.data();
-    view_ = dense_view<Traits::layout, rank>(address, evaluator.dimensions());
+    if constexpr (Traits::layout == any_layout) {
+      view_ = storage_view(expression);
+    } else {
+      // A tensor, a map or a contiguous slice of one is in memory already; Eigen's evaluator has no
+      // address for anything else before it is evaluated.
+      const Eigen::TensorEvaluator<const X, Device> evaluator(expression, device);
+      const Scalar* address = evaluator.data();
+      view_ = dense_view<Traits::layout, rank>(address, evaluator.dimensions());
+    }
   }
 
   const TensorView<const Storage<Scalar>, rank>& view() const { return view_; }
 
   void evaluate() {
-    if constexpr (!is_dense_memory<std::remove_const_t<X>>) {
+    if constexpr (!is_dense_memory<std::remove_const_t<X>> && Traits::layout != any_layout) {
       if (view_.data != nullptr || view_.size() == 0) return;
       using Plain = Eigen::Tensor<Scalar, rank, Traits::layout, typename Traits::Index>;
       memory_ = Workspace(checked_mul(view_.size(), static_cast<Index>(sizeof(Scalar))));
@@ -74,34 +74,23 @@ class Operand<Eigen::TensorShufflingOp<const TokensFirstAxes, X>, Device> {
   Operand<std::remove_const_t<X>, Device> tensor_;
 };
 
-template <class T, int Rank, class Device>
-class Operand<TensorView<T, Rank>, Device> {
- public:
-  Operand(const TensorView<T, Rank>& view, const Device&) : view_(storage_view(view)) {}
-
-  TensorView<const Storage<T>, Rank> view() const { return view_; }
-  void evaluate() {}
-
- private:
-  TensorView<Storage<T>, Rank> view_;
-};
-
 /// The operands of a call together.
-template <class Query, class Key, class Value, class Mix, class Device>
+template <class Op, class Device>
 struct Operands {
-  template <class Op>
   Operands(const Op& op, const Device& device)
       : query(op.query, device),
         key(op.key, device),
         value(op.value, device),
         mix(op.mix, device) {}
 
-  Operand<Query, Device> query;
-  Operand<Key, Device> key;
-  Operand<Value, Device> value;
-  Operand<Mix, Device> mix;
+  template <class X>
+  using Of = Operand<std::remove_cvref_t<X>, Device>;
+  Of<decltype(Op::query)> query;
+  Of<decltype(Op::key)> key;
+  Of<decltype(Op::value)> value;
+  Of<decltype(Op::mix)> mix;
 
-  OperandViews<Storage<typename TensorTraits<Query>::Scalar>> views() const {
+  OperandViews<Storage<typename Op::Scalar>> views() const {
     return {query.view(), key.view(), value.view(), mix.view()};
   }
   void evaluate() {
@@ -164,15 +153,13 @@ inline constexpr bool are_operands = ((TensorTraits<Others>::rank == 4) && ...) 
 
 }  // namespace eigen
 
-/// \addtogroup attention
-/// \{
-
 /// The shape of a call with these Eigen tensors, maps, expressions and views; nothing is evaluated.
 /// \code
 /// const mhla::Workspace memory(
 ///     mhla::forward_workspace_size<float>(attention, mhla::shape_of(q, k, v, mix), executor));
 /// \endcode
 /// \throws ShapeError if they disagree.
+/// \ingroup attention
 template <TensorOperand Query, TensorOperand Key, TensorOperand Value, TensorOperand Mix>
 requires(eigen::are_operands<Mix, Query, Key, Value>) Shape
     shape_of(const Query& q, const Key& k, const Value& v, const Mix& mix) {
@@ -180,7 +167,5 @@ requires(eigen::are_operands<Mix, Query, Key, Value>) Shape
   const auto view = [&](const auto& x) { return eigen::Operand(x, device).view(); };
   return shape_of(view(q), view(k), view(v), view(mix));
 }
-
-/// \}
 
 MHLA_NAMESPACE_END

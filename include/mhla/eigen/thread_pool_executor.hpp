@@ -11,22 +11,18 @@ MHLA_NAMESPACE_BEGIN
 
 #ifdef EIGEN_USE_THREADS
 
-/// \addtogroup executors
-/// \{
-
 /// Distributes tasks over the threads of an Eigen::ThreadPoolDevice and waits for them. Needs
 /// EIGEN_USE_THREADS. The device must outlive the executor; as with every Eigen expression, the
 /// caller must not be one of the pool's own threads. Each call allocates in Eigen's pool. What
 /// Eigen itself computes of an expression runs in the floating-point environment of the pool's
 /// threads.
+/// \ingroup executors
 class ThreadPoolExecutor {
  public:
   /// Borrows.
   explicit ThreadPoolExecutor(const Eigen::ThreadPoolDevice& device) : device_(&device) {}
 
-  /// \cond INTERNAL
-  static constexpr bool keeps_floating_point = true;
-  /// \endcond
+  static constexpr bool keeps_floating_point = true;  ///< \private
 
   /// Number of threads.
   Index num_slots() const { return device_->numThreads() > 1 ? device_->numThreads() : 1; }
@@ -49,8 +45,6 @@ class ThreadPoolExecutor {
  private:
   const Eigen::ThreadPoolDevice* device_;
 };
-
-/// \}
 
 /// \cond INTERNAL
 inline ThreadPoolExecutor executor_for(const Eigen::ThreadPoolDevice& device) {

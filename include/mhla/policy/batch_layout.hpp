@@ -12,12 +12,16 @@ MHLA_NAMESPACE_BEGIN
 /// \{
 
 /// \cond INTERNAL
-// Any Packed or Padded.
-template <class A>
-inline constexpr bool is_batch_layout = false;
 // Packed: a batch item holds more than one sequence.
 template <class A>
-inline constexpr bool is_packed = false;
+inline constexpr bool is_packed = requires(const A& attention) {
+  attention.offsets;
+};
+// Any Packed or Padded.
+template <class A>
+inline constexpr bool is_batch_layout = is_packed<A> || requires(const A& attention) {
+  attention.masks;
+};
 
 // What the two have in common: expressions hold them whole, as `Self`.
 template <class Self, class A>
@@ -143,12 +147,6 @@ requires(!AttentionVariant<A>) struct Padded<A> : NoVariantOfTensors<A, float> {
   using NoVariantOfTensors<A, float>::NoVariantOfTensors;
 };
 
-template <class A, class Offset>
-inline constexpr bool is_batch_layout<Packed<A, Offset>> = true;
-template <class A>
-inline constexpr bool is_batch_layout<Padded<A>> = true;
-template <class A, class Offset>
-inline constexpr bool is_packed<Packed<A, Offset>> = true;
 template <class A, class Offset>
 inline constexpr bool is_attention<Packed<A, Offset>> = true;
 template <class A>

@@ -218,28 +218,23 @@ MHLA_ONCE_A_CALL Footprint require_backward(const V& attention, const Shape& sha
 // Errors for arguments of forward_into and backward_into, of either backend.
 namespace arguments {
 
-template <class T, int Rank>
-TensorView<T, Rank> view_of(const TensorView<T, Rank>& view);
-template <class X>
-concept View = requires(const X& x) {
-  view_of(x);
-};
-template <class X>
-struct ViewTraits {
+struct NoView {
   using Element = void;
   static constexpr int rank = 0;
 };
-template <View X>
-struct ViewTraits<X> {
-  using Element = typename decltype(view_of(std::declval<const X&>()))::Element;
-  static constexpr int rank = decltype(view_of(std::declval<const X&>()))::rank;
-};
+template <class T, int Rank>
+TensorView<T, Rank> view_of(const TensorView<T, Rank>& view);
+NoView view_of(AnyArgument);
 template <class X>
-using Scalar = std::remove_const_t<typename ViewTraits<X>::Element>;
+using ViewOf = decltype(view_of(std::declval<const X&>()));
 template <class X>
-inline constexpr bool is_const = std::is_const_v<typename ViewTraits<X>::Element>;
+concept View = !std::same_as<ViewOf<X>, NoView>;
 template <class X>
-inline constexpr int rank = ViewTraits<X>::rank;
+using Element = typename ViewOf<X>::Element;
+template <class X>
+using Scalar = std::remove_const_t<Element<X>>;
+template <class X>
+inline constexpr int rank = ViewOf<X>::rank;
 
 // Whether all are views of T, or convert to one; some do only if not const.
 template <class T, class Mix, class... Tensors>
@@ -261,16 +256,16 @@ void explain() {
   constexpr bool mix_rank = rank<Mix> == 3 || rank<Mix> == 2;
   constexpr bool scalars = (std::same_as<Scalar<Tensors>, Scalar<From>> && ...);
   constexpr bool accumulates = std::same_as<Scalar<Mix>, Accumulator<Scalar<From>>>;
-  constexpr int wrong = !AttentionVariant<V>           ? 1
-                        : !Runs<E>                     ? 2
-                        : !views                       ? 3
-                        : !ranks                       ? 4
-                        : !mix_rank                    ? 5
-                        : !StorageScalar<Scalar<From>> ? 6
-                        : !scalars                     ? 7
-                        : !accumulates                 ? 8
-                        : is_const<From>               ? 9
-                                                       : 0;
+  constexpr int wrong = !AttentionVariant<V>             ? 1
+                        : !Runs<E>                       ? 2
+                        : !views                         ? 3
+                        : !ranks                         ? 4
+                        : !mix_rank                      ? 5
+                        : !StorageScalar<Scalar<From>>   ? 6
+                        : !scalars                       ? 7
+                        : !accumulates                   ? 8
+                        : std::is_const_v<Element<From>> ? 9
+                                                         : 0;
   static_assert(wrong != 1,
                 "mhla: the 1st argument of a call is its attention: an mhla::Attention, or "
                 "mhla::packed or mhla::padded of one");
@@ -318,7 +313,7 @@ struct NamedGradients {
 
 template <class V, class E, class Q, class K, class Value, class Mix, class Y>
 requires(!(AttentionVariant<V> && arguments::Runs<E> &&
-           arguments::are_of<typename arguments::ViewTraits<Y>::Element, Mix, Q, K,
+           arguments::are_of<arguments::Element<Y>, Mix, Q, K,
                              Value>)) void forward_into(const V&, const E&, const Q&, const K&,
                                                         const Value&, const Mix&, const Y&,
                                                         AnyArgument = {}, AnyArgument = {}) {
@@ -356,21 +351,16 @@ void backward_into(AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgume
 MHLA_ANY_CALL(Index forward_workspace_size, { return arguments::explain_size<Given...>(); })
 MHLA_ANY_CALL(Index backward_workspace_size, { return arguments::explain_size<Given...>(); })
 MHLA_ANY_CALL(Index forward_state_size, { return arguments::explain_size<Given...>(); })
-MHLA_ANY_CALL(int plan, {
-  static_assert(no_such_call<Given...>,
-                "mhla: call plan<T>(attention, shape, executor), or with an mhla::CudaDevice for "
-                "executor and, for calls with a CudaForwardState, mhla::StateUse::given: T is the "
-                "scalar of the tensors, shape an mhla::Shape, as of mhla::shape_of(q, k, v, mix)");
-  return 0;
-})
-MHLA_ANY_CALL(std::string explain, {
-  static_assert(
-      no_such_call<Given...>,
-      "mhla: call explain<T>(attention, shape, executor), or with an mhla::CudaDevice, or "
-      "explain<T>(attention, shape, {.queries = shares}) with an mhla::SplitCall: T is "
-      "the scalar of the tensors, shape an mhla::Shape");
-  return {};
-})
+MHLA_NO_SUCH_CALL(
+    int plan,
+    "mhla: call plan<T>(attention, shape, executor), or with an mhla::CudaDevice for "
+    "executor and, for calls with a CudaForwardState, mhla::StateUse::given: T is the "
+    "scalar of the tensors, shape an mhla::Shape, as of mhla::shape_of(q, k, v, mix)")
+MHLA_NO_SUCH_CALL(
+    std::string explain,
+    "mhla: call explain<T>(attention, shape, executor), or with an mhla::CudaDevice, or "
+    "explain<T>(attention, shape, {.queries = shares}) with an mhla::SplitCall: T is "
+    "the scalar of the tensors, shape an mhla::Shape")
 /// \endcond
 
 MHLA_NAMESPACE_END

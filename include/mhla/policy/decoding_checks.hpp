@@ -6,10 +6,8 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup decoding
-/// \{
-
 /// The sizes of a decoder, except those of mix.
+/// \ingroup decoding
 struct DecoderShape {
   Index batch = 1;       ///< sequences, each with its own length
   Index heads = 1;       ///< of q and y
@@ -26,7 +24,6 @@ template <AttentionVariant V>
 struct RequireStreaming {
   static_assert(is_causal_within_block<V>,
                 "mhla: a Decoder generates token by token: its attention must be Causal");
-  static_assert(V::GeometryType::rank == 1);
   static_assert(!is_batch_layout<V>,
                 "mhla: the sequences of a Decoder have lengths of their own: give it the attention "
                 "that was packed or padded");
@@ -202,7 +199,5 @@ inline void require_room(Index sequence, Index position, Index tokens, Index cap
                       capacity, by_mix ? "; mhla::extend makes a larger mix" : ""});
 }
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

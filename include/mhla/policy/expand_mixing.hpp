@@ -43,9 +43,6 @@ void expand(const M& mixing, const MixingLayout& layout, const TensorView<const 
 }
 /// \endcond
 
-/// \addtogroup mixings
-/// \{
-
 /// Fills `dense` [mix heads, query blocks, key blocks] with the matrices that `mix` stands for in a
 /// call of `attention` on `shape`: with them and DenseMixing the call has the same result. What
 /// a causal query does not see is 0. Allocates.
@@ -55,6 +52,7 @@ void expand(const M& mixing, const MixingLayout& layout, const TensorView<const 
 /// mhla::TensorView<float, 3> dense;  // [mix heads, query blocks, key blocks]
 /// mhla::expand(attention, shape, mix_view, dense);
 /// \endcode
+/// \ingroup mixings
 template <AttentionVariant V, class A>
 void expand(const V& attention, const Shape& shape, const InputView<A, 3>& mix,
             const TensorView<A, 3>& dense) {
@@ -85,7 +83,5 @@ MHLA_NO_SUCH_CALL(void expand,
                   "mhla::shape_of(q, k, v, mix), mix and dense are views of rank 3, [heads, rows, "
                   "columns], of one scalar, dense not const")
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -84,9 +84,8 @@ struct Identity {
 struct Relu {
   double epsilon = 1e-6;  ///< keeps features positive; 0 or more
 
-  /// \cond INTERNAL
+  /// \private
   void require_valid() const { require_not_negative("feature_map.epsilon", epsilon); }
-  /// \endcond
 
   /// phi(x)
   template <class T>
@@ -104,9 +103,8 @@ struct Relu {
 struct SquaredRelu {
   double epsilon = 1e-6;  ///< keeps features positive; 0 or more
 
-  /// \cond INTERNAL
+  /// \private
   void require_valid() const { require_not_negative("feature_map.epsilon", epsilon); }
-  /// \endcond
 
   /// phi(x)
   template <class T>
@@ -253,9 +251,8 @@ struct Hedgehog {
 struct Dpfp {
   Index nu = 4;  ///< number of rolls, at least 1
 
-  /// \cond INTERNAL
+  /// \private
   void require_valid() const { require_at_least("feature_map.nu", nu, 1); }
-  /// \endcond
 
   /// Number of features.
   MHLA_HOST_DEVICE constexpr Index feature_dim(Index key_dim) const {

@@ -34,16 +34,13 @@ struct DenseMixing {
     const auto fits = [&](Index extent, Index blocks) {
       return extent == blocks || (extent > blocks && (corner || (layout.rank == 1 && blocks == 0)));
     };
-    const char* rule =
-        "mix needs exactly a row per query block and a column per key block: check blocks";
-    if (layout.rank == 1)
-      rule =
-          "mix needs exactly a row per query block and a column per key block: check the block "
-          "size, or set mixing.leading_corner to use a part of a larger matrix";
-    if (corner)
-      rule =
-          "mix needs a row per query block and a column per key block (of a larger matrix the "
-          "leading corner is used)";
+    const char* const rule =
+        corner ? "mix needs a row per query block and a column per key block (of a larger matrix "
+                 "the leading corner is used)"
+        : layout.rank == 1
+            ? "mix needs exactly a row per query block and a column per key block: check the block "
+              "size, or set mixing.leading_corner to use a part of a larger matrix"
+            : "mix needs exactly a row per query block and a column per key block: check blocks";
     if (!fits(rows, layout.query_blocks()))
       throw_shape_error("mix", "query blocks", rows, layout.query_blocks(), rule);
     if (!fits(columns, layout.key_blocks()))

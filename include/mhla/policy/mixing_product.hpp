@@ -7,10 +7,8 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup mixings
-/// \{
-
 /// The blocks that a mixing maps from and to, along the axes of the geometry.
+/// \ingroup mixings
 struct MixingLayout {
   int rank = 1;                  ///< axes of the geometry: the last ones of three
   Index queries[3] = {1, 1, 1};  ///< query blocks along each axis
@@ -42,6 +40,7 @@ struct MixingLayout {
 /// A step reads no row of S~, and rows that earlier ones have written; the first to write a row
 /// overwrites it; no two share a coefficient. What a step reads, or writes, are rows of one of the
 /// three kinds.
+/// \ingroup mixings
 struct MixingProduct {
   Index coefficient;        ///< of row 0, column 0
   Index stride;             ///< from row to row of C
@@ -60,7 +59,5 @@ struct MixingProduct {
     return (rows * columns - missing) * outer * inner;
   }
 };
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -14,25 +14,13 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup normalizers
 /// \{
 
-/// \cond INTERNAL
-// What a normalizer needs of every stage.
-struct NormalizerNeeds {
-  bool mixed_key_sums = false;  ///< z~_i = sum_b m_ib z_b
-  // R_bp = s q_(b,p) . z_b of every block: so all blocks have one size, the same on both sides, are
-  // seen by all, and have no masked token.
-  bool mixed_products = false;
-};
-/// \endcond
-
 /// den_t = s q_t^T sum_b m_ib z_b + epsilon, z_b = sum of the keys of block b: the paper's. Rows
 /// of the attention matrix sum to 1, up to epsilon.
 struct MixedKeySum {
-  static constexpr NormalizerNeeds needs{.mixed_key_sums = true};  ///< \private
-  double epsilon = 1e-6;                                           ///< added to den; 0 or more
+  double epsilon = 1e-6;  ///< added to den; 0 or more
 
-  /// \cond INTERNAL
+  /// \private
   void require_valid() const { require_not_negative("normalizer.epsilon", epsilon); }
-  /// \endcond
 };
 
 /// den_(i,p) = sum_b m_ib (s q_(b,p)^T z_b) + epsilon: the released vision, DiT and video code's.
@@ -40,18 +28,14 @@ struct MixedKeySum {
 /// size, and rows do not sum to 1. For checkpoints trained with that code; not causal, packed or
 /// padded.
 struct MixedProduct {
-  static constexpr NormalizerNeeds needs{.mixed_products = true};  ///< \private
-  double epsilon = 1e-6;                                           ///< added to den; 0 or more
+  double epsilon = 1e-6;  ///< added to den; 0 or more
 
-  /// \cond INTERNAL
+  /// \private
   void require_valid() const { require_not_negative("normalizer.epsilon", epsilon); }
-  /// \endcond
 };
 
 /// den = 1: the released language model and Wan configuration, where an RMS norm follows.
-struct Unnormalized {
-  static constexpr NormalizerNeeds needs{};  ///< \private
-};
+struct Unnormalized {};
 
 /// MixedKeySum, MixedProduct or Unnormalized.
 template <class N>

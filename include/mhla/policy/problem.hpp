@@ -1,13 +1,26 @@
 // SPDX-License-Identifier: MIT
-// A variant and a shape that fit together: the input of every backend.
+// A variant and a shape that fit together, the input of every backend; the names of the stages of a
+// pass, and rows of sums as stages leave them and as they travel from rank to rank.
 #pragma once
 
-#include <mhla/core/stage.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <optional>
 
 MHLA_NAMESPACE_BEGIN
 
+/// A stage of a pass, each a member of Stages.
+/// \ingroup stages
+enum class Stage {
+  summarize,           ///< S and z of key blocks
+  read_out,            ///< y of query blocks
+  read_out_gradient,   ///< dq, rows of dmix, dS~ and dz~ of query blocks
+  mix_gradient,        ///< dS and dz of key blocks
+  advance,             ///< a recurrence's states after blocks
+  advance_gradient,    ///< its dS and dz, rows of dmix, and gradients of the states before blocks
+  summarize_gradient,  ///< dk and dv of key blocks
+};
+
+/// \cond INTERNAL
 /// A checked call: its extents, the grids of both sides (packed: of the longest sequence), and the
 /// sizes that follow from them.
 struct Problem {
@@ -134,31 +147,57 @@ std::pair<Grid, Grid> checked_grids(const A& attention, Index query_tokens, Inde
   return {query_grid, checked_grid(attention.key_blocks, key_tokens, "key_blocks", "k")};
 }
 
-/// Throws ShapeError unless `attention` can run on tensors of `shape`.
+/// Throws ShapeError unless `attention` can run on tensors of `shape`; of packed sequences mix must
+/// be large enough for the longest.
 template <AttentionVariant A>
 MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape) {
   require_consistent(shape);
-  const auto [query_grid, key_grid] =
-      checked_grids(attention, shape.query_tokens, shape.key_tokens);
-  return checked_problem(attention, shape, shape.batch, query_grid, key_grid);
+  if constexpr (is_packed<A>) {
+    const Grid grid =
+        checked_grid(attention.blocks, checked_longest(attention, shape), "blocks", "q");
+    return checked_problem(attention, shape, attention.sequences(), grid, grid);
+  } else {
+    const TokenMasks masks = masks_of(attention);
+    masks.require_fit(shape);
+    if (is_causal<A>) masks.require_one();
+    const auto [query_grid, key_grid] =
+        checked_grids(attention, shape.query_tokens, shape.key_tokens);
+    return checked_problem(attention, shape, shape.batch, query_grid, key_grid);
+  }
 }
 
-/// The problem of packed sequences: mix must be large enough for the longest.
-template <class A, class Offset>
-Problem checked_problem(const Packed<A, Offset>& packed, const Shape& shape) {
-  require_consistent(shape);
-  const Index longest = checked_longest(packed, shape);
-  const Grid grid = checked_grid(packed.blocks, longest, "blocks", "q");
-  return checked_problem(packed, shape, packed.sequences(), grid, grid);
-}
+/// How summaries S, and dS~ in a backward pass, travel.
+enum class Wire {
+  exact,  ///< in the accumulator type
+  /// S and dS~ as bfloat16, key sums and what belongs to them in the accumulator type: half the
+  /// bytes. A rank rounds its own too, so that the bits are the same for any number of ranks.
+  bfloat16,
+};
 
-/// The problem of a padded batch.
-template <class A>
-Problem checked_problem(const Padded<A>& padded, const Shape& shape) {
-  require_consistent(shape);
-  padded.masks.require_fit(shape);
-  if (is_causal<A>) padded.masks.require_one();
-  return checked_problem(static_cast<const A&>(padded), shape);
+// What a row consists of: `count` times S [summary], z [key_sum].
+struct SumsLayout {
+  Index count;
+  Index summary;
+  Index key_sum;
+
+  Index elements() const { return checked_mul(count, checked_add(summary, key_sum)); }
+  // Bytes of a row that travels.
+  template <class A>
+  Index bytes(Wire wire) const {
+    constexpr auto size = static_cast<Index>(sizeof(A));
+    if (wire == Wire::exact) return checked_mul(elements(), size);
+    const Index rounded = checked_mul(checked_mul(count, summary), sizeof(BFloat16));
+    return checked_mul(checked_add(ceil_div(rounded, size), checked_mul(count, key_sum)), size);
+  }
+};
+// A row with the sums of every unit of a call, for each of some matrices.
+template <AttentionVariant V>
+SumsLayout sums_layout(const Problem& problem, Index matrices) {
+  const Shape& shape = problem.shape;
+  return {checked_mul(checked_mul(shape.batch, shape.kv_heads), matrices),
+          checked_mul(problem.feature_dim, shape.value_dim),
+          normalizes<V> ? problem.feature_dim : 0};
 }
+/// \endcond
 
 MHLA_NAMESPACE_END

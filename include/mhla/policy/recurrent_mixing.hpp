@@ -7,9 +7,6 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup mixings
-/// \{
-
 /// A recurrence of `states` summaries H^r, for Causal and BlockCausal: with S~_i read from states
 /// that have seen all earlier blocks, and the own block by a weight of its own,
 ///
@@ -22,6 +19,7 @@ MHLA_NAMESPACE_BEGIN
 /// mix [.., blocks or 1, 3 states + 1]: row i is m_ii, then a_i1 .., b_i1 .., g_i1 ..; a single row
 /// serves all blocks, so that a sequence may have any number of them. Of more rows than blocks the
 /// leading ones are used. b and g of row 0 are not read and have gradient 0.
+/// \ingroup mixings
 struct RecurrentMixing {
   Index states = 1;  ///< R
 
@@ -35,11 +33,14 @@ struct RecurrentMixing {
   static constexpr Index chunk = 16;
 
   void require_valid() const { require_at_least("mixing.states", states, 1); }
-  void require_parameters(const MixingLayout& layout, Index rows, Index parameter_columns) const {
+  void require_columns(Index parameter_columns) const {
     require_valid();
     require_extent("mix", "columns", parameter_columns, columns(),
                    "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
                    "factors of every state");
+  }
+  void require_parameters(const MixingLayout& layout, Index rows, Index parameter_columns) const {
+    require_columns(parameter_columns);
     if (rows != 1 && rows < layout.query_blocks())
       throw_shape_error("mix", "rows", rows, layout.query_blocks(),
                         "RecurrentMixing's mix has a row per block, of which the leading ones are "
@@ -252,7 +253,5 @@ struct RecurrentRow {
   }
 };
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -32,9 +32,8 @@ struct NoRotation {};
 struct HalfSplitRotary {
   double theta = 10000;  ///< base of the frequencies, positive
 
-  /// \cond INTERNAL
+  /// \private
   void require_valid() const { require_positive("rotation.theta", theta); }
-  /// \endcond
 
   /// {1, D/2}
   MHLA_HOST_DEVICE constexpr RotationPairs pairs(Index feature_dim) const {
@@ -56,9 +55,8 @@ struct HalfSplitRotary {
 struct AxialRotary {
   double theta = 10000;  ///< base of the frequencies, positive
 
-  /// \cond INTERNAL
+  /// \private
   void require_valid() const { require_positive("rotation.theta", theta); }
-  /// \endcond
 
   /// {2, 1}
   MHLA_HOST_DEVICE constexpr RotationPairs pairs(Index /*feature_dim*/) const { return {2, 1}; }

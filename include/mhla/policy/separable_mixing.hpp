@@ -7,9 +7,6 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup mixings
-/// \{
-
 /// A sum of `rank` Kronecker products with a factor for each axis of the geometry, for
 /// Bidirectional. Factor F_ra is [query blocks along axis a, key blocks along it]:
 ///
@@ -17,6 +14,7 @@ MHLA_NAMESPACE_BEGIN
 ///
 /// mix [.., rank, sum over axes of query blocks * key blocks along the axis]: row r holds the
 /// factors F_ra one after the other, each row-major.
+/// \ingroup mixings
 struct SeparableMixing {
   Index rank = 1;  ///< K
 
@@ -113,7 +111,5 @@ struct SeparableMixing {
   }
   /// \endcond
 };
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -89,7 +89,7 @@ template <class FeatureMapT, class GeometryT = void, class CausalityT = Bidirect
 struct Attention {
   static_assert(CausalityT::sight == Sight::all || GeometryT::rank == 1,
                 "mhla: causal attention needs a sequence: use Blocks1D with Causal or BlockCausal");
-  static_assert(CausalityT::sight == Sight::all || !NormalizerT::needs.mixed_products,
+  static_assert(CausalityT::sight == Sight::all || !std::is_same_v<NormalizerT, MixedProduct>,
                 "mhla: MixedProduct divides by products of later blocks' queries and so cannot be "
                 "causal: use MixedKeySum or Unnormalized with Causal and BlockCausal");
   static_assert(!std::is_same_v<RotationT, HalfSplitRotary> || GeometryT::rank == 1,
@@ -97,7 +97,7 @@ struct Attention {
   static_assert(mixing_fits<MixingT>(CausalityT::sight),
                 "mhla: a causal mixing, as RecurrentMixing, needs Causal or BlockCausal, and any "
                 "other, as SeparableMixing, Bidirectional");
-  static_assert(std::is_same_v<MixingT, DenseMixing> || !NormalizerT::needs.mixed_products,
+  static_assert(std::is_same_v<MixingT, DenseMixing> || !std::is_same_v<NormalizerT, MixedProduct>,
                 "mhla: MixedProduct mixes products by the matrix itself: use DenseMixing with it");
 
   FeatureMapT feature_map = {};  ///< phi, of queries and keys
@@ -198,10 +198,13 @@ struct NoVariantOfTensors {
 };
 
 // What the stages of every backend need to know about a variant, or a lowered one.
+// z~_i = sum_b m_ib z_b
 template <class V>
-inline constexpr bool mixes_key_sums = V::NormalizerType::needs.mixed_key_sums;
+inline constexpr bool mixes_key_sums = std::is_same_v<typename V::NormalizerType, MixedKeySum>;
+// R_bp = s q_(b,p) . z_b of every block: so all blocks have one size, the same on both sides, are
+// seen by all, and have no masked token.
 template <class V>
-inline constexpr bool mixes_products = V::NormalizerType::needs.mixed_products;
+inline constexpr bool mixes_products = std::is_same_v<typename V::NormalizerType, MixedProduct>;
 // Sums are divided by denominators, which are computed from key sums.
 template <class V>
 inline constexpr bool normalizes = mixes_key_sums<V> || mixes_products<V>;

@@ -13,30 +13,20 @@ namespace reference {
 /// \{
 
 /// \cond INTERNAL
+template <class A>
+inline constexpr A one = A(1);
+
 // A matrix of ones between the blocks of a call. Throws ShapeError if the variant's grids do not
 // have its tokens.
-template <AttentionVariant V, class T>
-class Ones {
-  using A = Accumulator<T>;
+template <class T, AttentionVariant V>
+InputView<Accumulator<T>, 3> ones(const V& attention, const TensorView<const T, 4>& q,
+                                  const TensorView<const T, 4>& k) {
   static_assert(!std::is_same_v<typename V::NormalizerType, MixedProduct>,
                 "mhla: linear attention has one normalizer: use MixedKeySum or Unnormalized");
   static_assert(!is_structured<V>, "mhla: linear attention does not mix: use DenseMixing");
-
- public:
-  Ones(const V& attention, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k) {
-    const auto [query_grid, key_grid] = checked_grids(attention, q.extent[2], k.extent[2]);
-    rows_ = query_grid.num_blocks();
-    columns_ = key_grid.num_blocks();
-    entries_.assign(static_cast<std::size_t>(checked_mul(rows_, columns_)), A(1));
-  }
-  operator TensorView<const A, 3>() const {  // NOLINT: stands for its view
-    return make_view(entries_.data(), 1, rows_, columns_);
-  }
-
- private:
-  Index rows_, columns_;
-  std::vector<A> entries_;
-};
+  const auto [query_grid, key_grid] = checked_grids(attention, q.extent[2], k.extent[2]);
+  return {&one<Accumulator<T>>, {1, query_grid.num_blocks(), key_grid.num_blocks()}, {}};
+}
 /// \endcond
 
 /// y = linear attention with the variant's feature map, causality, normalizer, rotation and scale.
@@ -45,7 +35,7 @@ class Ones {
 template <AttentionVariant V, class Output, StorageScalar T = ElementOf<Output>>
 void linear_attention_forward(const V& attention, InputView<T, 4> q, InputView<T, 4> k,
                               InputView<T, 4> v, Output&& output, const TokenMasks& masks = {}) {
-  mhla_forward(attention, q, k, v, Ones<V, T>(attention, q, k), view_of(output), masks);
+  mhla_forward(attention, q, k, v, ones<T>(attention, q, k), view_of(output), masks);
 }
 
 /// Gradients of sum(dy o y) in q, k and v, each of which may be skipped; that of mix must be.
@@ -58,8 +48,8 @@ void linear_attention_backward(const V& attention, const Query& query, InputView
                                Update update = Update::overwrite, const TokenMasks& masks = {}) {
   require_no_mix(gradients);
   const InputView<T, 4> q = view_of(query);
-  const Ones<V, T> mix(attention, q, k);
-  write_gradients<V, T>(attention, {q, k, v, mix}, dy, gradients, update, masks);
+  write_gradients<V, T>(attention, {q, k, v, ones<T>(attention, q, k)}, dy, gradients, update,
+                        masks);
 }
 
 /// The attention matrix of one batch item and head: weights [query tokens, key tokens]; if
@@ -72,8 +62,7 @@ void linear_attention_weights(const V& attention, const Query& query, InputView<
                               TensorView<Accumulator<std::type_identity_t<T>>, 2> weights,
                               const TokenMasks& masks = {}) {
   const InputView<T, 4> q = view_of(query);
-  mhla_weights(attention, q, k, Ones<V, T>(attention, q, k), batch, head_index, form, weights,
-               masks);
+  mhla_weights(attention, q, k, ones<T>(attention, q, k), batch, head_index, form, weights, masks);
 }
 
 /// \cond INTERNAL

@@ -6,7 +6,6 @@
 
 #include <mhla/policy/checks.hpp>
 #include <mhla/reference/mixing.hpp>
-#include <mhla/reference/token_features.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -33,6 +32,91 @@ namespace reference {
 /// \{
 
 /// \cond INTERNAL
+// Features [tokens, feature_dim] of every token of one head: phi(x_t), and R_t phi(x_t).
+template <class A>
+struct TokenFeatures {
+  Matrix<A> plain;
+  Matrix<A> rotated;
+};
+
+template <class A>
+TokenFeatures<A> zero_features(Index tokens, Index feature_dim) {
+  return {Matrix<A>(tokens, feature_dim), Matrix<A>(tokens, feature_dim)};
+}
+
+// out = phi(in) of one row.
+template <FeatureMap Map, class A>
+void apply_feature_map(const Map& map, Span<const A> in, Span<A> out) {
+  if constexpr (RowwiseFeatureMap<Map>) {
+    map.value(in, out);
+  } else {
+    for (Index c = 0; c < in.size; ++c) out[c] = map.value(in[c]);
+  }
+}
+
+// out = J(in)^T grad of one row.
+template <FeatureMap Map, class A>
+void apply_feature_map_adjoint(const Map& map, Span<const A> in, Span<const A> grad, Span<A> out) {
+  if constexpr (RowwiseFeatureMap<Map>) {
+    map.vjp(in, grad, out);
+  } else {
+    for (Index c = 0; c < in.size; ++c) out[c] = map.derivative(in[c]) * grad[c];
+  }
+}
+
+// Rotates the feature pairs of `token` by the angles of its position; `direction` is +1, or -1 for
+// the inverse, which is the adjoint.
+template <Rotation R, class A>
+void rotate(const R& rotation, const Grid& grid, int rank, Index token, int direction,
+            Span<A> features) {
+  if constexpr (!std::is_same_v<R, NoRotation>) {
+    const RotationPairs pairs = rotation.pairs(features.size);
+    Index pair = 0;
+    for (int axis = 0; axis < rank; ++axis) {
+      const auto position = static_cast<double>(grid.coordinate(token, 3 - rank + axis));
+      const Index count = rotation.axis_pairs(axis, rank, features.size / 2);
+      for (Index j = 0; j < count; ++j, ++pair) {
+        const double angle = position * rotation.frequency(j, count);  // in double whatever A is
+        const A cosine = static_cast<A>(std::cos(angle));
+        const A sine = static_cast<A>(direction * std::sin(angle));
+        A& first = features[pair * pairs.step];
+        A& second = features[pair * pairs.step + pairs.gap];
+        const A before = first;
+        first = cosine * before - sine * second;
+        second = sine * before + cosine * second;
+      }
+    }
+  }
+}
+
+// phi and R phi of every row of `inputs`, whose tokens lie on `grid`.
+template <AttentionVariant V, class A>
+TokenFeatures<A> token_features(const V& attention, const Grid& grid, const Matrix<A>& inputs) {
+  const Index tokens = inputs.rows();
+  const Index features = feature_dim(attention.feature_map, inputs.columns());
+  TokenFeatures<A> result = zero_features<A>(tokens, features);
+  for (Index t = 0; t < tokens; ++t) {
+    apply_feature_map<typename V::FeatureMapType, A>(attention.feature_map, inputs.row_of(t),
+                                                     result.plain.row_of(t));
+    for (Index c = 0; c < features; ++c) result.rotated(t, c) = result.plain(t, c);
+    rotate(attention.rotation, grid, V::GeometryType::rank, t, +1, result.rotated.row_of(t));
+  }
+  return result;
+}
+
+// grad_in += J_phi(in)^T (grad.plain + R^T grad.rotated), for one token. Overwrites `grad`'s row.
+template <AttentionVariant V, class A>
+void add_input_gradient(const V& attention, const Grid& grid, Index token, const Matrix<A>& inputs,
+                        TokenFeatures<A>& grad, Span<A> grad_in) {
+  rotate(attention.rotation, grid, V::GeometryType::rank, token, -1, grad.rotated.row_of(token));
+  add_scaled<A>(1, grad.rotated.row_of(token), grad.plain.row_of(token));
+  Matrix<A> row(1, inputs.columns());
+  const Matrix<A>& total = grad.plain;
+  apply_feature_map_adjoint<typename V::FeatureMapType, A>(
+      attention.feature_map, inputs.row_of(token), total.row_of(token), row.row_of(0));
+  add_scaled<A>(1, row.row_of(0), grad_in);
+}
+
 // The block of every token.
 inline std::vector<Index> blocks_of(const Grid& grid) {
   std::vector<Index> blocks;
@@ -111,27 +195,19 @@ struct MhlaHead {
   }
 };
 
-// y of one head.
-template <class Head, class A, class T>
-void write_output(const Head& head, const Matrix<A>& values, const TensorView<T, 4>& y, Index h) {
-  Matrix<A> num(head.q.rows(), values.columns());
-  for (Index t = 0; t < num.rows(); ++t) {
-    for (Index j = 0; j < values.rows(); ++j)
-      if (head.sees(t, j)) add_scaled<A>(head.weight(t, j), values.row_of(j), num.row_of(t));
-    const A den = head.denominator(t);
-    for (Index c = 0; c < num.columns(); ++c)
-      store(y(head.batch, h, t, c), den == A(0) ? A(0) : num(t, c) / den);
-  }
-}
-
-// The attention matrix of one head.
-template <class Head, class A>
-void write_weights(const Head& head, Weights form, const TensorView<A, 2>& weights) {
-  for (Index t = 0; t < head.q.rows(); ++t) {
-    const A den = form == Weights::normalized ? head.denominator(t) : A(1);
-    for (Index j = 0; j < head.k.rows(); ++j)
-      weights(t, j) = den == A(0) || !head.sees(t, j) ? A(0) : head.weight(t, j) / den;
-  }
+// Of one head of a call; of a group of heads k is shared.
+template <class V, class T>
+MhlaHead<V, Accumulator<T>> mhla_head(const V& attention, const Problem& problem,
+                                      const TokenMasks& masks, const OperandViews<T>& of,
+                                      Index batch, Index head) {
+  const Shape& shape = problem.shape;
+  return {attention,
+          problem,
+          masks,
+          batch,
+          head_of(of.q, batch, head),
+          head_of(of.k, batch, head / shape.group_size()),
+          mixing_matrix(attention, problem, matrix_view(of.mix, shape.mix_of(batch, head)))};
 }
 
 // The checked problem of a call; throws ShapeError if variant, operands and masks do not fit.
@@ -223,18 +299,12 @@ void write_gradients(const V& attention, const OperandViews<T>& of,
   checked_gradients(shape, gradients);
 
   GradientSums<T> sums(shape);
-  GradientSum<A, 3> grad_mix(shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks);
+  const Owned<A, 3> grad_mix(shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks);
   for_each_head(shape, [&](Index n, Index h, Index kv_head) {
     const TensorView<const A, 2> mix_of_head = matrix_view(of.mix, shape.mix_of(n, h));
     const Matrix<A> values = head_of(of.v, n, kv_head);
     const Matrix<A> grad_out = head_of(dy, n, h);
-    const MhlaHead<V, A> head{attention,
-                              problem,
-                              masks,
-                              n,
-                              head_of(of.q, n, h),
-                              head_of(of.k, n, kv_head),
-                              mixing_matrix(attention, problem, mix_of_head)};
+    const MhlaHead<V, A> head = mhla_head(attention, problem, masks, of, n, h);
     MhlaGradients<A> grad{zero_features<A>(shape.query_tokens, problem.feature_dim),
                           zero_features<A>(shape.key_tokens, problem.feature_dim),
                           Matrix<A>(problem.query_blocks, problem.key_blocks)};
@@ -246,7 +316,7 @@ void write_gradients(const V& attention, const OperandViews<T>& of,
     add_input_gradients(head, grad.query, grad.key, h, kv_head, sums);
   });
   sums.write_to(gradients, update);
-  grad_mix.write_to(gradients.mix, update);
+  write_gradient(grad_mix, gradients.mix, update);
 }
 /// \endcond
 
@@ -256,16 +326,21 @@ template <AttentionVariant V, class Output, StorageScalar T = ElementOf<Output>>
 void mhla_forward(const V& attention, InputView<T, 4> q, InputView<T, 4> k, InputView<T, 4> v,
                   InputView<Accumulator<T>, 3> mix, Output&& output, const TokenMasks& masks = {}) {
   const TensorView<T, 4> y = view_of(output);
-  using A = Accumulator<T>;
-  const Shape shape = shape_of(q, k, v, mix);
-  const Problem problem = checked_mhla(attention, shape, masks);
-  require_output_fit(y, "y", shape);
-
-  for_each_head(shape, [&](Index n, Index h, Index kv_head) {
-    write_output(
-        MhlaHead<V, A>{attention, problem, masks, n, head_of(q, n, h), head_of(k, n, kv_head),
-                       mixing_matrix(attention, problem, matrix_view(mix, shape.mix_of(n, h)))},
-        head_of(v, n, kv_head), y, h);
+  const OperandViews<T> of{q, k, v, mix};
+  const Problem problem = checked_mhla(attention, of.shape(), masks);
+  require_output_fit(y, "y", problem.shape);
+  for_each_head(problem.shape, [&](Index n, Index h, Index kv_head) {
+    using A = Accumulator<T>;
+    const MhlaHead<V, A> head = mhla_head(attention, problem, masks, of, n, h);
+    const Matrix<A> values = head_of(v, n, kv_head);
+    const Matrix<A> num(head.q.rows(), values.columns());
+    for (Index t = 0; t < num.rows(); ++t) {
+      for (Index j = 0; j < values.rows(); ++j)
+        if (head.sees(t, j)) add_scaled<A>(head.weight(t, j), values.row_of(j), num.row_of(t));
+      const A den = head.denominator(t);
+      for (Index c = 0; c < num.columns(); ++c)
+        store(y(n, h, t, c), den == A(0) ? A(0) : num(t, c) / den);
+    }
   });
 }
 
@@ -289,16 +364,16 @@ void mhla_weights(const V& attention, const Query& query, InputView<T, 4> k,
                   InputView<Accumulator<T>, 3> mix, Index batch, Index head_index, Weights form,
                   TensorView<Accumulator<std::type_identity_t<T>>, 2> weights,
                   const TokenMasks& masks = {}) {
-  const InputView<T, 4> q = view_of(query);
+  const OperandViews<T> of{view_of(query), k, k, mix};
+  const Problem problem = checked_mhla(attention, of.shape(), masks);
+  require_weights_fit(weights, problem.shape, batch, head_index);
   using A = Accumulator<T>;
-  const Shape shape = shape_of(q, k, k, mix);
-  const Problem problem = checked_mhla(attention, shape, masks);
-  require_weights_fit(weights, shape, batch, head_index);
-  write_weights(MhlaHead<V, A>{attention, problem, masks, batch, head_of<T>(q, batch, head_index),
-                               head_of(k, batch, head_index / shape.group_size()),
-                               mixing_matrix(attention, problem,
-                                             matrix_view(mix, shape.mix_of(batch, head_index)))},
-                form, weights);
+  const MhlaHead<V, A> head = mhla_head(attention, problem, masks, of, batch, head_index);
+  for (Index t = 0; t < head.q.rows(); ++t) {
+    const A den = form == Weights::normalized ? head.denominator(t) : A(1);
+    for (Index j = 0; j < head.k.rows(); ++j)
+      weights(t, j) = den == A(0) || !head.sees(t, j) ? A(0) : head.weight(t, j) / den;
+  }
 }
 
 /// \cond INTERNAL

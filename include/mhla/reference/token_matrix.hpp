@@ -12,9 +12,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace reference {
 
-/// \addtogroup reference
-/// \{
-
 /// \cond INTERNAL
 // What an oracle's scalar is deduced from: a view, or a tensor that has one.
 template <class T, int Rank>
@@ -39,25 +36,35 @@ void explain_oracle() {
                 "tensors are views or HostTensors of one scalar, mix of the type that it is "
                 "accumulated in, results not const");
 }
-// A matrix with its own memory, initially zero.
-template <class A>
-class Matrix {
+// A tensor with its own memory, initially zero.
+template <class A, int Rank>
+class Owned {
  public:
-  Matrix(Index rows, Index columns)
-      : rows_(rows), columns_(columns), data_(static_cast<std::size_t>(rows * columns)) {}
+  template <class... Extents>
+  explicit Owned(Extents... extents)
+      : data_((std::size_t{1} * ... * static_cast<std::size_t>(extents))),
+        view_(make_view(data_.data(), extents...)) {}
+  Owned(Owned&&) = default;  // memory stays where it is
 
-  Index rows() const { return rows_; }
-  Index columns() const { return columns_; }
-  A& operator()(Index row, Index column) { return row_of(row)[column]; }
-  const A& operator()(Index row, Index column) const { return row_of(row)[column]; }
-  Span<A> row_of(Index row) { return {data_.data() + row * columns_, columns_}; }
-  Span<const A> row_of(Index row) const { return {data_.data() + row * columns_, columns_}; }
+  const TensorView<A, Rank>& view() const { return view_; }
+  Index rows() const { return view_.extent[0]; }
+  Index columns() const { return view_.extent[Rank - 1]; }
+  A& operator()(Index row, Index column) const { return row_of(row)[column]; }
+  // A row of the last axis, by one index for each of the others.
+  template <class... Indices>
+  Span<A> row_of(Indices... index) const {
+    Index row = 0;
+    int axis = 0;
+    ((row = row * view_.extent[axis++] + index), ...);
+    return {view_.data + row * columns(), columns()};
+  }
 
  private:
-  Index rows_;
-  Index columns_;
   std::vector<A> data_;
+  TensorView<A, Rank> view_;
 };
+template <class A>
+using Matrix = Owned<A, 2>;
 
 // x . y. These two have most of an oracle's time, above all where nothing is inlined.
 template <class A>
@@ -84,40 +91,18 @@ Matrix<Accumulator<T>> head_of(const TensorView<const T, 4>& tensor, Index batch
   return matrix;
 }
 
-// A gradient being summed in the accumulator type, written to its destination at the end.
-template <class T, int Rank>
-class GradientSum {
- public:
-  using A = Accumulator<T>;
-
-  template <class... Extents>
-  explicit GradientSum(Extents... extents)
-      : data_((std::size_t{1} * ... * static_cast<std::size_t>(extents))),
-        sum_(make_view(data_.data(), extents...)) {}
-  GradientSum(const GradientSum&) = delete;
-  GradientSum& operator=(const GradientSum&) = delete;
-
-  const TensorView<A, Rank>& view() const { return sum_; }
-  Span<A> row_of(Index batch, Index head, Index token) requires(Rank == 4) {
-    return {sum_.data + batch * sum_.stride[0] + head * sum_.stride[1] + token * sum_.stride[2],
-            sum_.extent[3]};
+// Writes a sum to a wanted destination of the same extents: replaces what it holds, or adds to it.
+template <class A, class T, int Rank>
+void write_gradient(const Owned<A, Rank>& sum, const GradientView<T, Rank>& destination,
+                    Update update) {
+  if (!destination.wanted) return;
+  for (Index i = 0; i < sum.view().size(); ++i) {
+    T& to = destination.view.element(i);
+    store(to, (update == Update::overwrite ? A(0) : load(to)) + sum.view().data[i]);
   }
+}
 
-  // Replaces what a wanted destination of the same extents holds, or adds to it.
-  void write_to(const GradientView<T, Rank>& destination, Update update) const {
-    if (!destination.wanted) return;
-    for (Index i = 0; i < sum_.size(); ++i) {
-      T& to = destination.view.element(i);
-      store(to, (update == Update::overwrite ? A(0) : load(to)) + sum_.element(i));
-    }
-  }
-
- private:
-  std::vector<A> data_;
-  TensorView<A, Rank> sum_;
-};
-
-// Of q, k and v.
+// Gradients of q, k and v, being summed in the accumulator type.
 template <class T>
 struct GradientSums {
   explicit GradientSums(const Shape& s)
@@ -125,14 +110,14 @@ struct GradientSums {
         key(s.batch, s.kv_heads, s.key_tokens, s.key_dim),
         value(s.batch, s.kv_heads, s.key_tokens, s.value_dim) {}
 
-  GradientSum<T, 4> query;
-  GradientSum<T, 4> key;
-  GradientSum<T, 4> value;
+  Owned<Accumulator<T>, 4> query;
+  Owned<Accumulator<T>, 4> key;
+  Owned<Accumulator<T>, 4> value;
 
   void write_to(const GradientViews<T>& gradients, Update update) const {
-    query.write_to(gradients.query, update);
-    key.write_to(gradients.key, update);
-    value.write_to(gradients.value, update);
+    write_gradient(query, gradients.query, update);
+    write_gradient(key, gradients.key, update);
+    write_gradient(value, gradients.value, update);
   }
 };
 
@@ -146,6 +131,7 @@ void for_each_head(const Shape& shape, const F& f) {
 /// \endcond
 
 /// Which attention matrix is meant.
+/// \ingroup reference
 enum class Weights {
   unnormalized,  ///< the products
   normalized     ///< the products divided by the query's denominator
@@ -178,8 +164,6 @@ void require_no_mix(const GradientViews<T>& gradients) {
     throw ShapeError("mhla: dmix: this attention has no mixing matrix; pass mhla::skip");
 }
 /// \endcond
-
-/// \}
 
 }  // namespace reference
 

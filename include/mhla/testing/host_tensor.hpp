@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// A small owning tensor, for tests and examples without Eigen.
+// A small owning tensor, for tests and examples without Eigen, and a loop over views' elements.
 #pragma once
 
 #include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/testing/elements.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -89,17 +89,9 @@ class HostTensor {
   }
 
   /// Valid as long as the tensor is.
-  TensorView<T, Rank> view() {
-    TensorView<T, Rank> view = layout_;
-    view.data = elements_.data();
-    return view;
-  }
+  TensorView<T, Rank> view() { return layout_.with_data(elements_.data()); }
   /// Valid as long as the tensor is.
-  TensorView<const T, Rank> view() const {
-    TensorView<const T, Rank> view = layout_;
-    view.data = elements_.data();
-    return view;
-  }
+  TensorView<const T, Rank> view() const { return layout_.with_data(elements_.data()); }
   /// view()
   operator TensorView<T, Rank>() { return view(); }  // NOLINT: stands for its view
   /// view()
@@ -132,6 +124,29 @@ class HostTensor {
   Elements<T> elements_;
 };
 
+/// Calls f(element of the first view, element of the second, ...) in row-major order of the index.
+/// \throws ShapeError, before the first call, where extents differ or are negative.
+template <class F, int Rank, class First, class... Others>
+void for_each_element(F f, const TensorView<First, Rank>& first,
+                      const TensorView<Others, Rank>&... others) {
+  for (int axis = 0; axis < Rank; ++axis)
+    require_tensor("first view", {{std::to_string(axis).c_str(), first.extent[axis]}});
+  for (int axis = 0; axis < Rank; ++axis)
+    (require_extent("second view", std::to_string(axis).c_str(), others.extent[axis],
+                    first.extent[axis], "both views need the same extents"),
+     ...);
+  Index at[TensorView<First, Rank>::axes] = {};
+  const auto offset = [&](const auto& view) {
+    Index sum = 0;
+    for (int axis = 0; axis < Rank; ++axis) sum += at[axis] * view.stride[axis];
+    return sum;
+  };
+  for (Index i = first.size(); i > 0; --i) {
+    f(first.data[offset(first)], others.data[offset(others)]...);
+    for (int axis = Rank - 1; axis >= 0 && ++at[axis] == first.extent[axis]; --axis) at[axis] = 0;
+  }
+}
+
 /// A copy whose elements are converted to T, rounded where T is narrower.
 template <class T, class U, int Rank>
 HostTensor<T, Rank> converted(const TensorView<U, Rank>& from) {
@@ -148,6 +163,12 @@ template <class T, class U, int Rank>
 HostTensor<T, Rank> converted(const HostTensor<U, Rank>& from) {
   return converted<T>(from.view());
 }
+
+/// \cond INTERNAL
+MHLA_NO_SUCH_CALL(void for_each_element,
+                  "mhla: call for_each_element(f, view, views...) with views of one rank: of a "
+                  "HostTensor write x.view()")
+/// \endcond
 
 /// \}
 

@@ -5,7 +5,6 @@
 #include <mhla/core/error.hpp>
 #include <mhla/reference/linear_attention.hpp>
 #include <mhla/reference/mhla.hpp>
-#include <mhla/reference/token_features.hpp>
 #include <type_traits>
 
 #include "tests/variants/attention.hpp"

@@ -3,7 +3,7 @@
 
 #include <cstring>
 #include <mhla/core/workspace.hpp>
-#include <mhla/reference/token_features.hpp>
+#include <mhla/reference/mhla.hpp>
 #include <type_traits>
 
 #include "tests/support/backend.hpp"
