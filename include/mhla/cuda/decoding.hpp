@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Streaming on a CUDA device: the counterpart of <mhla/decoding.hpp> in the caller's device memory,
 // where a batch's streaming state is laid out: first what a snapshot keeps, then tables and
-// scratch. Needs no CUDA header: the kernels are in another translation unit, made by
-// <mhla/cuda/instantiate_decoder.cuh>; a missing variant is a link error that names it.
+// scratch.
 #pragma once
 
 #include <mhla/cuda/device.hpp>
@@ -152,8 +151,7 @@ Index decoder_bytes(const V& attention, const Problem& problem, Index capacity) 
   return arena.used();
 }
 
-/// What runs checked calls; defined in decoding.cuh. An undefined reference to a member means that
-/// no .cu of the program holds MHLA_INSTANTIATE_CUDA_DECODER(V, T).
+/// What runs checked calls, compiled by MHLA_INSTANTIATE_CUDA_DECODER(V, T); see CompiledKernels.
 template <class V, class T>
 struct DecoderKernels {
   using A = Accumulator<T>;

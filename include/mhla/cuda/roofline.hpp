@@ -2,7 +2,7 @@
 // The cost model of paths: a kernel takes as long as the slowest of moving its bytes, computing its
 // products and issuing its instructions, at the share of the chip's rates that its warps reach, and
 // a launch. Shares and instructions are those of a simulation of the compiled kernels at the shapes
-// of bench/gpu_shapes.hpp, which the model meets within a quarter. Needs no CUDA header.
+// of bench/gpu_shapes.hpp, which the model meets within a quarter.
 #pragma once
 
 #include <mhla/cuda/plan.hpp>

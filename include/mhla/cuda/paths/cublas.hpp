@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The cuBLAS path, which runs every call: tensors go through panels in the accumulator type, blocks
-// padded to the longest, with element-wise kernels around the products. cublas.cuh runs it; this
-// needs no CUDA header.
+// padded to the longest, with element-wise kernels around the products.
 #pragma once
 
 #include <mhla/cuda/call.hpp>
@@ -130,11 +129,7 @@ struct CublasCost {
 
 /// Runs every call.
 struct CublasPath {
-  static constexpr CudaPath id = CudaPath::cublas;
-  static constexpr const char* name = "cublas";
-  static constexpr bool has_backward = true;
-  static constexpr bool keeps_state = true;
-  static constexpr bool is_fused = false;
+  static constexpr PathTraits traits{.id = CudaPath::cublas, .name = "cublas", .is_fused = false};
   template <class V, class T>
   using Plan = cuda::Plan<V, Accumulator<T>>;
 

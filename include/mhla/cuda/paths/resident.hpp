@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The path whose block summaries stay in shared memory: one kernel makes, mixes and reads them out.
-// Every slice of values reads queries and keys again, mostly from L2. resident.cuh runs it; this
-// needs no CUDA header.
+// Every slice of values reads queries and keys again, mostly from L2.
 #pragma once
 
 #include <mhla/cuda/paths/summaries.hpp>
@@ -12,11 +11,8 @@ namespace cuda {
 
 /// One fused kernel, for few blocks; forward only.
 struct ResidentPath {
-  static constexpr CudaPath id = CudaPath::resident;
-  static constexpr const char* name = "resident";
-  static constexpr bool has_backward = false;
-  static constexpr bool keeps_state = false;
-  static constexpr bool is_fused = true;
+  static constexpr PathTraits traits{
+      .id = CudaPath::resident, .name = "resident", .has_backward = false, .keeps_state = false};
   template <class V, class T>
   using Plan = TablePlan<V, float, true>;
 
