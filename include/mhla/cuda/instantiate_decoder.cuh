@@ -12,14 +12,13 @@ namespace cuda {
 template <class V, class T>
 void DecoderKernels<V, T>::set_up(const CudaDevice& device, const Parts& decoder,
                                   const TensorView<const A, 3>& mix) {
-  const auto& scratch = decoder.scratch;
   require_device_memory(decoder.memory.positions, "memory");
-  require_device_memory(scratch.mixing, "memory");
+  require_device_memory(decoder.mixing, "memory");
   require_device_memory(mix, "mix");
   require_borrowed_memory(decoder.attention);
   fill_tables(
-      device, decoder.attention, scratch.tile, scratch.tile, scratch.rotation,
-      PackMixing<A>{mix, decoder.extents.mix_rows, decoder.extents.mix_columns, scratch.mixing});
+      device, decoder.attention, decoder.tile, decoder.tile, decoder.rotation,
+      PackMixing<A>{mix, decoder.extents.mix_rows, decoder.extents.mix_columns, decoder.mixing});
   reset(device, decoder, 0, decoder.extents.batch);
 }
 
@@ -36,15 +35,14 @@ void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decod
                                     Index first_sequence, const DecodeTensors<T>& tensors) {
   const auto& [q, k, v, y] = tensors;
   const DecodeExtents& e = decoder.extents;
-  const auto& scratch = decoder.scratch;
   const auto& attention = decoder.attention;
   const Index sequences = q.extent[0];
   const Index tokens = q.extent[2];
   const Index units = sequences * e.kv_heads;
   const Index key_rows = units * tokens;
   const Index query_rows = key_rows * e.group_size;
-  const DecodeStep<A> step{e, decoder.memory, first_sequence, tokens, scratch.mixing.data};
-  BlockTable table = scratch.tile;
+  const DecodeStep<A> step{e, decoder.memory, first_sequence, tokens, decoder.mixing.data};
+  BlockTable table = decoder.tile;
   table.block_tokens = tokens;
   const auto pack = [&](const TensorView<const T, 4>& x, A scale, Index heads, A* to) {
     // Positions come from device memory, not from a table, so features are rotated separately.
@@ -55,18 +53,18 @@ void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decod
                                         not_yet,
                                         to,
                                         to,
-                                        scratch.row_input.data});
+                                        decoder.row_input.data});
   };
-  pack(k, A(1), 1, scratch.key_features.data);
-  pack(q, static_cast<A>(attention.scale), e.group_size, scratch.queries.data);
+  pack(k, A(1), 1, decoder.key_features.data);
+  pack(q, static_cast<A>(attention.scale), e.group_size, decoder.queries.data);
   if constexpr (rotates<V>) {
     const Index pairs = e.feature_dim / 2;
     launch(device, key_rows * pairs,
-           TurnDecoded<A>{step, scratch.rotation, scratch.key_features.data, nullptr});
+           TurnDecoded<A>{step, decoder.rotation, decoder.key_features.data, nullptr});
     launch(device, query_rows * pairs,
-           TurnDecoded<A>{step, scratch.rotation, scratch.queries.data, scratch.rotated.data});
+           TurnDecoded<A>{step, decoder.rotation, decoder.queries.data, decoder.rotated.data});
   } else {
-    const auto keys = make_view(static_cast<const A*>(scratch.key_features.data), sequences,
+    const auto keys = make_view(static_cast<const A*>(decoder.key_features.data), sequences,
                                 e.kv_heads, tokens, e.feature_dim);
     launch(device, keys.size(), KeepRows<A, A, true>{step, keys});
   }
@@ -75,14 +73,14 @@ void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decod
   if constexpr (normalizes<V>) {
     epsilon = static_cast<A>(attention.normalizer.epsilon);
     launch(device, units * e.feature_dim,
-           AddKeySums<A>{step, scratch.key_features.data, scratch.open_key_sums.data});
+           AddKeySums<A>{step, decoder.key_features.data, decoder.open_key_sums.data});
   }
   launch(device, query_rows * (2 * e.block_tokens + 1),
-         DecodeScores<A>{step, scratch.queries.data, scratch.rotated.data,
-                         normalizes<V> ? scratch.open_key_sums.data : nullptr, epsilon,
-                         scratch.scores.data});
+         DecodeScores<A>{step, decoder.queries.data, decoder.rotated.data,
+                         normalizes<V> ? decoder.open_key_sums.data : nullptr, epsilon,
+                         decoder.scores.data});
   launch(device, query_rows * e.value_dim,
-         ReadOutDecoded<T, A>{step, scratch.rotated.data, scratch.scores.data, normalizes<V>,
+         ReadOutDecoded<T, A>{step, decoder.rotated.data, decoder.scores.data, normalizes<V>,
                               std::numeric_limits<A>::quiet_NaN(), y});
   const Index max_rows =
       (std::min)(tokens * ceil_div(e.feature_dim, e.block_tokens), e.feature_dim);

@@ -10,11 +10,10 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-enum class Move { pack, overwrite, add };
-
 /// Moves a row of x: a head of a token in the box that holds all tokens of the message, if it is
 /// one of those. Its place among them is the number of them that come before it in the sequence.
-template <Move move, class T, class Message>
+/// From const T it goes to the message, otherwise it comes from there.
+template <class T, class Message>
 struct MoveRow {
   TensorView<T, 4> x;
   GridPart tokens;
@@ -22,6 +21,7 @@ struct MoveRow {
   Grid box;
   Index count;       // tokens of the message
   Message* message;  // [batch, heads, count, dim]
+  Update update;     // of x
 
   MHLA_HOST_DEVICE void operator()(std::uint32_t row, const RowShare& share) const {
     const Index at = row % box.num_tokens();
@@ -38,39 +38,40 @@ struct MoveRow {
     Message* const there = message + (unit * count + place) * x.extent[3];
     for (Index c = share.first; c < x.extent[3]; c += share.step) {
       T& element = here[c * x.stride[3]];
-      if constexpr (move == Move::pack) there[c] = element;
-      if constexpr (move == Move::overwrite) element = there[c];
-      if constexpr (move == Move::add) store(element, load(element) + load(there[c]));
+      if constexpr (std::is_const_v<T>)
+        there[c] = element;
+      else if (update == Update::overwrite)
+        element = there[c];
+      else
+        store(element, load(element) + load(there[c]));
     }
   }
 };
-template <Move move, class T, class Message>
+template <class T, class Message>
 void move_rows(const CudaDevice& device, const TensorView<T, 4>& x, const GridPart* some,
-               Message* message) {
+               Message* message, Update update) {
   const GridPart tokens =
       some == nullptr ? consecutive_tokens(x.extent[2], {0, x.extent[2]}) : *some;
   const GridBox box = tokens.grid.grid_box(tokens.blocks);
-  const MoveRow<move, T, Message> body{x,
-                                       tokens,
-                                       {box.begin[0], box.begin[1], box.begin[2]},
-                                       {{box.extent(0), box.extent(1), box.extent(2)}, {1, 1, 1}},
-                                       tokens.size(),
-                                       message};
+  const MoveRow<T, Message> body{x,
+                                 tokens,
+                                 {box.begin[0], box.begin[1], box.begin[2]},
+                                 {{box.extent(0), box.extent(1), box.extent(2)}, {1, 1, 1}},
+                                 tokens.size(),
+                                 message,
+                                 update};
   launch_rows(device, x.extent[0] * x.extent[1] * body.box.num_tokens(), x.extent[3], body);
 }
 
 template <class T>
 void HeadKernels<T>::pack(const CudaDevice& device, const TensorView<const T, 4>& x,
                           const GridPart* tokens, T* message) {
-  move_rows<Move::pack>(device, x, tokens, message);
+  move_rows(device, x, tokens, message, Update::overwrite);
 }
 template <class T>
 void HeadKernels<T>::unpack(const CudaDevice& device, const T* message, const TensorView<T, 4>& x,
                             const GridPart* tokens, Update update) {
-  if (update == Update::overwrite)
-    move_rows<Move::overwrite>(device, x, tokens, message);
-  else
-    move_rows<Move::add>(device, x, tokens, message);
+  move_rows(device, x, tokens, message, update);
 }
 
 template <class T>

@@ -4,9 +4,7 @@
 // on, is named on every rank, and no rank waits for it.
 #pragma once
 
-#include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
-#include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 
 MHLA_NAMESPACE_BEGIN

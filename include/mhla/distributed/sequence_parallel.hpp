@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <mhla/distributed/agreement.hpp>
-#include <mhla/distributed/sums_exchange.hpp>
 #include <mhla/stages.hpp>
 
 MHLA_NAMESPACE_BEGIN
