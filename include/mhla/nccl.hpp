@@ -180,8 +180,8 @@ class NcclCommunicator {
         if (status != cudaErrorNotReady) fail(collective, cudaGetErrorString(status));
       }
       if (std::chrono::steady_clock::now() > deadline)
-        fail(collective, "it has waited " + std::to_string(timeout_.count()) +
-                             " ms for a rank that has ended or is busy with something else");
+        fail(collective, joined({"it has waited ", timeout_.count(),
+                                 " ms for a rank that has ended or is busy with something else"}));
       std::this_thread::yield();
     }
   }

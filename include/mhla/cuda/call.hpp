@@ -104,11 +104,13 @@ struct Refusal {
   bool operator==(const Refusal&) const = default;
   std::string text() const {
     if (missing.key_dim < 0) return std::string(sentence);
-    const std::string without = "no kernels for head dimensions " + to_string(missing);
-    if (!has_fused_kernels(missing.key_dim, missing.value_dim))
-      return without + ": they exist for " + fused_head_dims_said;
-    return without + ": add mhla::HeadDims<" + std::to_string(missing.key_dim) + ", " +
-           std::to_string(missing.value_dim) + "> to MHLA_INSTANTIATE_CUDA";
+    const auto [key_dim, value_dim] = missing;
+    const std::string without =
+        joined({"no kernels for head dimensions ", key_dim, "/", value_dim, ": "});
+    if (!has_fused_kernels(key_dim, value_dim))
+      return without + "they exist for " + fused_head_dims_said;
+    return without +
+           joined({"add mhla::HeadDims<", key_dim, ", ", value_dim, "> to MHLA_INSTANTIATE_CUDA"});
   }
 };
 
@@ -203,13 +205,11 @@ class CudaPlan {
 enum class SummaryFormat { accumulators, of_tf32_products, bfloat16_planes, half_planes };
 /// \endcond
 
-/// Block summaries S_b and key sums z_b of one forward pass, in the accumulator type A, in
-/// `memory`: forward_state_size(attention, shape, device) elements of device memory, or more,
-/// borrowed. The object itself is on the host and describes the contents. Valid for the k and v it
-/// was saved with, which only the caller can know, and for later calls on the stream; a backward
-/// pass of another shape or variant, or with other FloatProducts, throws StateError. Masks and
-/// Favor's projection, which the host cannot read, are compared by address and layout. A moved-from
-/// state has no memory.
+/// A ForwardState in device memory: forward_state_size(attention, shape, device) elements, or more,
+/// borrowed. The object itself is on the host and describes the contents, for later calls on the
+/// stream; a backward pass with other FloatProducts throws StateError, too. Masks and Favor's
+/// projection, which the host cannot read, are compared by address and layout. A moved-from state
+/// has no memory.
 ///
 /// A graph that contains a forward pass with a save refills the memory in every replay.
 template <class A>

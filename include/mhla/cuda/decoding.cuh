@@ -1,22 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Causal attention token by token on the device, in the deferred form of cpu/decode_step.hpp: token
-// t lies in block i, the open one; its keys and values, and those of block i - 1, the closing one,
-// are still kept as such; all earlier blocks are summaries, already mixed for row i:
-//
-//   num = Q^r P_i + m_i,i-1 (Q^r K^r_i-1^T) V_i-1 + m_ii tril(Q^r K^r_i^T) V_i
-//   den = Q (z~_i + m_ii sum of the open block's K up to the query) + epsilon
-//   P_i = sum_{b<i-1} m_ib S_b         z~_i = sum_{b<i} m_ib z_b
-//
-// Meanwhile each token of the open block does its share of the work for the next block. Of n tokens
-// each finishes about D / n of the D rows of
-//
-//   S_i-1 = K^r_i-1^T V_i-1            P_i+1 = sum_{b<i} m_i+1,b S_b
-//
-// or, by a recurrence, whose states take the place of the closed blocks' summaries,
-//
-//   H_i = g_i H_i-1 + b_i S_i-1        P_i+1 = sum_r a_i+1,r g_i+1,r H_i^r
-//
-// Everything that depends on a sequence's position is read from device memory.
+// The kernels of a decoder's step, by the equations of cpu/decode_step.hpp, whose names they take.
+// Of the n tokens of the open block each finishes about D / n of the D rows of S_i-1 and P_i+1 or,
+// by a recurrence, of H_i and P_i+1. Everything that depends on a sequence's position is read from
+// device memory, so that a graph with a step can be replayed.
 #pragma once
 
 #include <mhla/cuda/chip/row_units.cuh>

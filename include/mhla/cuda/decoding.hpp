@@ -60,9 +60,7 @@ struct DecodeExtents {
   friend bool operator==(const DecodeExtents&, const DecodeExtents&) = default;
 };
 
-/// What a snapshot keeps. Where there are two copies, even and odd blocks alternate. A sequence's
-/// position is also in device memory: the kernels of a step derive their block and row from it, so
-/// that a graph with a step can be replayed.
+/// What a snapshot keeps. Where there are two copies, even and odd blocks alternate.
 template <class A>
 struct DecodeMemory {
   Span<Index> positions;  // [batch]: tokens that a sequence has seen

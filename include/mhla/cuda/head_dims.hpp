@@ -108,11 +108,6 @@ struct HeadDimsOf {
                                                               {0, 0}};
 };
 
-/// "128/256"
-inline std::string to_string(const HeadDimsPair& dims) {
-  return std::to_string(dims.key_dim) + "/" + std::to_string(dims.value_dim);
-}
-
 }  // namespace cuda
 
 MHLA_NAMESPACE_END

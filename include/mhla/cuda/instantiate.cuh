@@ -45,16 +45,15 @@ void run_on_path(CudaPath path, const Shape& shape, const F& f) {
       f.template operator()<Path, void>();
     } else if (!List::visit(shape.key_dim, shape.value_dim,
                             [&]<class Dims>(Dims) { f.template operator()<Path, Dims>(); })) {
-      throw CudaError({"mhla: no fused pass was compiled for head dimensions ",
-                       to_string(HeadDimsPair{shape.key_dim, shape.value_dim})});
+      throw CudaError({"mhla: no fused pass was compiled for head dimensions ", shape.key_dim, "/",
+                       shape.value_dim});
     }
   });
 }
 
 template <class V, class T>
 void CompiledKernels<V, T>::forward(CudaPath path, const ForwardCall<V, T>& call) {
-  require_memory_of_call(call.attention, call.operands, {call.workspace.data, call.workspace.size},
-                         call.state);
+  require_memory_of_call(call);
   require_device_memory(call.y, "y");
   if (call.problem.shape.empty()) return;
   run_on_path<V, T>(path, call.problem.shape,
@@ -66,8 +65,7 @@ void CompiledKernels<V, T>::forward(CudaPath path, const ForwardCall<V, T>& call
 template <class V, class T>
 void CompiledKernels<V, T>::backward(CudaPath path, const BackwardCall<V, T>& call) {
   const GradientViews<T>& gradients = call.gradients;
-  require_memory_of_call(call.attention, call.operands, {call.workspace.data, call.workspace.size},
-                         call.state);
+  require_memory_of_call(call);
   require_device_memory(call.dy, "dy");
   gradients.for_each(
       [](const auto& gradient, const char* name) { require_device_memory(gradient, name); });

@@ -99,50 +99,48 @@ CallCost call_cost(const V& attention, const Shape& shape, const CudaDevice& dev
 /// Which path, why, and what each would take.
 inline std::string to_string(const PathChoice& choice, const char* cublas_products) {
   const NominalGpu& gpu = h200;
-  const auto microseconds = [](double seconds) { return std::to_string(whole(1e6 * seconds)); };
+  const auto microseconds = [](double seconds) { return whole(1e6 * seconds); };
   std::string text =
-      std::string("path ") + name_of(choice.path) + ", " + choice.reason + "; products in " +
-      (choice.path == CudaPath::cublas ? cublas_products : "16 bits, added up in float");
+      joined({"path ", name_of(choice.path), ", ", choice.reason, "; products in ",
+              choice.path == CudaPath::cublas ? cublas_products : "16 bits, added up in float"});
   // Consecutive paths that are refused for the same reason share a line.
   std::string refused;
   Refusal reason;
   const auto end_line = [&] {
-    if (!refused.empty()) text += "\n  " + refused + ": " + reason.text();
+    if (!refused.empty()) text += joined({"\n  ", refused, ": ", reason.text()});
     refused = {};
   };
   for (const PathChoice::Option& option : choice.options) {
     if (option.refusal.none()) continue;
     if (!(option.refusal == reason)) end_line();
     reason = option.refusal;
-    refused += std::string(refused.empty() ? "not " : ", not ") + name_of(option.path);
+    refused += joined({refused.empty() ? "not " : ", not ", name_of(option.path)});
   }
   end_line();
-  text += std::string("\n  by a model of an ") + gpu.name +
-          ", which measurements are to replace, in us:";
+  text +=
+      joined({"\n  by a model of an ", gpu.name, ", which measurements are to replace, in us:"});
   for (const PathChoice::Option& option : choice.options) {
     if (!option.refusal.none()) continue;
     const Times times = option.cost.times(gpu);
-    text += std::string("\n    ") + name_of(option.path) + " " +
-            microseconds(option.cost.seconds(gpu)) + ", bound by " + option.cost.bound(gpu) +
-            ": bytes " + microseconds(times.bytes) + ", products " + microseconds(times.products) +
-            ", instructions " + microseconds(times.instructions) + ", launches " +
-            microseconds(times.launches);
+    text += joined({"\n    ", name_of(option.path), " ", microseconds(option.cost.seconds(gpu)),
+                    ", bound by ", option.cost.bound(gpu), ": bytes ", microseconds(times.bytes),
+                    ", products ", microseconds(times.products), ", instructions ",
+                    microseconds(times.instructions), ", launches ", microseconds(times.launches)});
   }
   return text;
 }
 
 inline std::string to_string(const CallCost& cost, const char* direction,
                              const char* cublas_products) {
-  const auto number = [](Index n) { return std::to_string(n); };
-  std::string text = std::string(direction) + ": " + to_string(cost.choice, cublas_products) +
-                     "\n  workspace " + number(cost.workspace_bytes) + " bytes";
+  std::string text = joined({direction, ": ", to_string(cost.choice, cublas_products),
+                             "\n  workspace ", cost.workspace_bytes, " bytes"});
   if (cost.choice.path == CudaPath::cublas)
-    text += ", of which " + number(cublas_workspace_bytes) + " are for cuBLAS";
-  return text + "\n  batch in " + number(cost.parts) +
-         (cost.parts == 1 ? " part of " : " parts of up to ") + number(cost.items_at_once) +
-         "\n  products " + number(cost.flops) + " FLOP\n  tensors " + number(cost.bytes_read) +
-         " bytes read, " + number(cost.bytes_written) + " bytes written; kernels move about " +
-         number(cost.bytes_moved) + " bytes\n";
+    text += joined({", of which ", cublas_workspace_bytes, " are for cuBLAS"});
+  return text +
+         joined({"\n  batch in ", cost.parts, cost.parts == 1 ? " part of " : " parts of up to ",
+                 cost.items_at_once, "\n  products ", cost.flops, " FLOP\n  tensors ",
+                 cost.bytes_read, " bytes read, ", cost.bytes_written,
+                 " bytes written; kernels move about ", cost.bytes_moved, " bytes\n"});
 }
 
 }  // namespace cuda
@@ -174,8 +172,7 @@ Index backward_workspace_size(const V& attention, const Shape& shape, const Cuda
 /// const mhla::CudaPlan plan = mhla::plan<float>(attention, call, cuda);
 /// y.device(cuda.with(plan)) = attention(q, k, v, mix);
 /// \endcode
-/// \throws ShapeError if attention and shape do not fit, or the device requests a path that cannot
-/// run the call.
+/// \throws ShapeError as forward_workspace_size.
 template <StorageScalar T, AttentionVariant V>
 CudaPlan plan(const V& attention, const Shape& shape, const CudaDevice& device,
               StateUse state = StateUse::none) {
@@ -197,8 +194,7 @@ CudaPlan plan(const V& attention, const Shape& shape, const CudaDevice& device,
 /// \code
 /// std::cout << mhla::explain<float>(attention, call, cuda);
 /// \endcode
-/// \throws ShapeError if attention and shape do not fit, or the device requests a path that cannot
-/// run the call.
+/// \throws ShapeError as forward_workspace_size.
 template <StorageScalar T, AttentionVariant V>
 std::string explain(const V& attention, const Shape& shape, const CudaDevice& device) {
   const char* const products = std::is_same_v<Accumulator<T>, double> ? "double"
@@ -210,7 +206,7 @@ std::string explain(const V& attention, const Shape& shape, const CudaDevice& de
   };
   const std::string forward = part(cuda::Direction::forward, "forward");
   if (!cuda::traits_of(device.path()).has_backward)
-    return forward + "backward: path " + cuda::name_of(device.path()) + " has none\n";
+    return joined({forward, "backward: path ", cuda::name_of(device.path()), " has none\n"});
   return forward + part(cuda::Direction::backward, "backward");
 }
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A sequence divided by tokens, computed by heads: what ranks tell each other is tensors, of which
-// every rank has some tokens of all heads, and then all tokens of some heads, or the other way
-// round: an all-to-all (DeepSpeed-Ulysses, arXiv 2309.14509).
+// A sequence divided by tokens, computed by heads, as by DeepSpeed-Ulysses (arXiv 2309.14509).
 #pragma once
 
 #include <mhla/cpu/host_kernels.hpp>

@@ -343,17 +343,16 @@ SplitProposal propose_split(const V& attention, const Shape& shape, const SplitC
 
 /// A proposal in words and numbers.
 inline std::string to_string(const SplitProposal& proposal) {
-  const auto number = [](Index n) { return std::to_string(n); };
   const auto cost = [&](const SplitCost& of) {
-    return number(of.working) + " of " + number(proposal.ranks) +
-           " ranks have work; the busiest moves " + number(of.forward) + " bytes forward, " +
-           number(of.backward) + " backward; the fullest holds " + number(of.held) + "\n";
+    return joined({of.working, " of ", proposal.ranks, " ranks have work; the busiest moves ",
+                   of.forward, " bytes forward, ", of.backward, " backward; the fullest holds ",
+                   of.held});
   };
-  return std::string(proposal.split == Split::by_sequence ? "by sequence" : "by heads") + ": " +
-         proposal.reason + "\n" +
-         (proposal.refusal != nullptr ? std::string("  not by sequence: ") + proposal.refusal + "\n"
-                                      : "  by sequence: " + cost(proposal.by_sequence)) +
-         "  by heads: " + cost(proposal.by_heads);
+  return joined(
+      {proposal.split == Split::by_sequence ? "by sequence: " : "by heads: ", proposal.reason,
+       proposal.refusal != nullptr ? "\n  not by sequence: " : "\n  by sequence: ",
+       proposal.refusal != nullptr ? std::string(proposal.refusal) : cost(proposal.by_sequence),
+       "\n  by heads: ", cost(proposal.by_heads), "\n"});
 }
 
 /// Says which split propose_split takes and why, and of both which ranks work, what the busiest
