@@ -165,9 +165,7 @@ inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char
 
 }  // namespace cuda
 
-/// \addtogroup cuda
-/// \{
-
+/// \ingroup cuda
 /// mhla::Decoder on a CUDA device. T is the storage type of q, k, v and y, which are in device
 /// memory.
 /// \code
@@ -420,7 +418,5 @@ requires(!VariantOfTensors<V, T>) class CudaDecoder<V, T> : public NoVariantOfTe
   using NoVariantOfTensors<V, T>::NoVariantOfTensors;
 };
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -59,9 +59,7 @@ MHLA_HOST_DEVICE constexpr int lanes_of_row(Index dim) {
 
 }  // namespace cuda
 
-/// \addtogroup cuda
-/// \{
-
+/// \ingroup cuda
 /// Head dimensions to compile fused kernels for, in MHLA_INSTANTIATE_CUDA: those that
 /// cuda/README.md lists.
 template <int KeyDim, int ValueDim>
@@ -72,8 +70,6 @@ struct HeadDims {
   static constexpr int key_dim = KeyDim;      ///< of q and k
   static constexpr int value_dim = ValueDim;  ///< of v
 };
-
-/// \}
 
 #undef MHLA_FUSED_HEAD_DIMS_SAID
 #undef MHLA_SAID

@@ -94,9 +94,7 @@ MHLA_NAMESPACE_END
 // The list of head dimensions gets a name in the caller's namespace, a new one each time: inside
 // mhla the caller's names would be looked up there.
 
-/// \addtogroup cuda
-/// \{
-
+/// \ingroup cuda
 /// Compiles the forward and backward pass of `Variant`, an Attention or a batch layout of one, on
 /// tensors of `Scalar`: float, double, mhla::BFloat16 or mhla::Half, in a .cu file of the program:
 ///
@@ -111,8 +109,6 @@ MHLA_NAMESPACE_END
 #define MHLA_INSTANTIATE_CUDA(Variant, Scalar, ...)                          \
   __VA_OPT__(MHLA_NAME_HEAD_DIMS(__COUNTER__, Variant, Scalar, __VA_ARGS__)) \
   template struct mhla::cuda::CompiledKernels<Variant, Scalar>
-
-/// \}
 
 // In two steps, so that __COUNTER__ is expanded before it is pasted.
 #define MHLA_NAME_HEAD_DIMS(number, Variant, Scalar, ...) \

@@ -109,9 +109,7 @@ void DecoderKernels<V, T>::copy(const CudaDevice& device, const Span<std::byte>&
 
 MHLA_NAMESPACE_END
 
-/// \addtogroup cuda
-/// \{
-
+/// \ingroup cuda
 /// Compiles the mhla::CudaDecoder of `Variant` on tensors of `Scalar`, in a .cu file of the
 /// program:
 ///
@@ -121,5 +119,3 @@ MHLA_NAMESPACE_END
 /// Otherwise as MHLA_INSTANTIATE_CUDA.
 #define MHLA_INSTANTIATE_CUDA_DECODER(Variant, Scalar) \
   template struct mhla::cuda::DecoderKernels<Variant, Scalar>
-
-/// \}

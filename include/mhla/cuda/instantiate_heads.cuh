@@ -96,11 +96,7 @@ void HeadKernels<T>::require_memory(const Footprint& memory) {
 
 MHLA_NAMESPACE_END
 
-/// \addtogroup cuda
-/// \{
-
+/// \ingroup cuda
 /// Compiles what mhla::cuda_head_parallel does to tensors of `Scalar`, of any variant, besides the
 /// passes of MHLA_INSTANTIATE_CUDA, once in the global namespace of a .cu file of the program.
 #define MHLA_INSTANTIATE_CUDA_HEADS(Scalar) template struct mhla::cuda::HeadKernels<Scalar>
-
-/// \}

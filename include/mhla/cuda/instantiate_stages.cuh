@@ -259,13 +259,9 @@ void StageKernels<V, T>::widen_rows(const CudaDevice& device, const SumsLayout& 
 
 MHLA_NAMESPACE_END
 
-/// \addtogroup cuda
-/// \{
-
+/// \ingroup cuda
 /// Compiles mhla::CudaStages, and cuda_sequence_parallel, of `Variant`, packed or not, on tensors
 /// of `Scalar`, in the global namespace of a .cu file of the program. `Variant` contains no comma:
 /// give it a name.
 #define MHLA_INSTANTIATE_CUDA_STAGES(Variant, Scalar) \
   template struct mhla::cuda::StageKernels<Variant, Scalar>
-
-/// \}

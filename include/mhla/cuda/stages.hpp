@@ -143,9 +143,7 @@ struct StageBackend {
 
 }  // namespace cuda
 
-/// \addtogroup cuda
-/// \{
-
+/// \ingroup cuda
 /// mhla::Stages on a CUDA device: the same calls with a CudaDevice in place of the executor, and
 /// views of device memory. They run on cuBLAS, in stream order; nothing is allocated or waited for.
 /// \code
@@ -167,7 +165,5 @@ struct StageBackend {
 /// see CudaDevice.
 template <class V, class T = void>
 using CudaStages = BasicStages<V, T, cuda::StageBackend>;
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -117,12 +117,6 @@ BlockRange blocks_read(const BlockRange& own, const BlockRange& all, bool of_que
   return {first, end - first};
 }
 
-// S travels in so many pieces, if the next can be made meanwhile. dS~ does not: each piece would
-// transpose all summaries again, a twentieth of the backward pass.
-template <Communicator C>
-Index pieces_of_summaries(const C& communicator) {
-  return OverlapsMessages<C> && communicator.size() > 1 ? 4 : 1;
-}
 // The blocks that are in both.
 inline BlockRange common(const BlockRange& a, const BlockRange& b) {
   const Index first = (std::max)(a.first, b.first);

@@ -136,10 +136,9 @@ struct CublasPath {
   template <class V, class T>
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
     const CublasCost<V, T> cost{{call.attention, call.problem}};
-    PathCost path;
-    path.flops_per_second = std::is_same_v<Accumulator<T>, double> ? gpu.double_flops
-                            : call.products == FloatProducts::tf32 ? gpu.tf32_flops
-                                                                   : gpu.float_flops;
+    PathCost path{.flops_per_second = std::is_same_v<Accumulator<T>, double> ? gpu.double_flops
+                                      : call.products == FloatProducts::tf32 ? gpu.tf32_flops
+                                                                             : gpu.float_flops};
     path.add(cost.size.tables());
     cost.add_stages(path, call.direction);
     // Parts of the batch repeat the launches.

@@ -64,8 +64,7 @@ struct PairsCost {
     return cost;
   }
   PathCost path(const NominalGpu& gpu) const {
-    PathCost path;
-    path.flops_per_second = gpu.sixteen_bit_flops;
+    PathCost path{.flops_per_second = gpu.sixteen_bit_flops};
     path.add(size.tables());
     if (!call.is_backward()) {
       path.add(pass(tiles().own, tiles().others, 1, d + e));

@@ -22,18 +22,6 @@ struct ResidentPath {
                                     (std::max)(problem.query_blocks, problem.key_blocks),
                                     normalizes<V>, rotates<V>, shared_bytes);
   }
-  /// Whether an SM's shared memory holds two thread blocks, each with what CUDA keeps for itself.
-  template <class V>
-  static bool two_fit(const Problem& problem, const NominalGpu& gpu) {
-    constexpr Index reserved = 1024;
-    const auto blocks = static_cast<int>((std::max)(problem.query_blocks, problem.key_blocks));
-    return 2 * (memory_of<V>(problem, gpu).bytes(blocks) + reserved) <= gpu.shared_bytes + reserved;
-  }
-  template <class V>
-  static fused::ResidentMemory memory_of(const Problem& problem, const NominalGpu& gpu) {
-    return {static_cast<int>(problem.shape.key_dim),
-            static_cast<int>(slice<V>(problem, gpu.shared_bytes)), normalizes<V>, rotates<V>};
-  }
   template <class V, class T>
   static Refusal refusal(const Call<V, T>& call, const NominalGpu& gpu) {
     const Shape& shape = call.problem.shape;
@@ -51,8 +39,11 @@ struct ResidentPath {
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
     const TokenCost<V> of{{call.attention, call.problem}, fused::forward_parts};
     const CallSize<V>& size = of.size;
-    const auto slices =
-        size.value_dim / static_cast<double>(slice<V>(call.problem, gpu.shared_bytes));
+    const Problem& problem = call.problem;
+    const fused::ResidentMemory memory(static_cast<int>(problem.shape.key_dim),
+                                       static_cast<int>(slice<V>(problem, gpu.shared_bytes)),
+                                       normalizes<V>, rotates<V>);
+    const double slices = size.value_dim / memory.slice;
     KernelCost cost = of.product(of.queries(), {.slices = slices});
     // Every matrix mixes summaries of its own.
     const KernelCost keys = of.product(of.keys(), {.slices = slices * size.matrices});
@@ -72,10 +63,11 @@ struct ResidentPath {
     // less.
     const double blocks = size.units * size.matrices * slices;
     cost.busy = blocks / filled(blocks, gpu.sms);
-    cost.alone = memory_of<V>(call.problem, gpu).teams == 1 &&
-                 (blocks <= static_cast<double>(gpu.sms) || !two_fit<V>(call.problem, gpu));
-    PathCost path;
-    path.flops_per_second = gpu.sixteen_bit_flops;
+    constexpr Index reserved = 1024;  // bytes, which CUDA keeps for itself in each
+    const auto summaries = static_cast<int>((std::max)(problem.query_blocks, problem.key_blocks));
+    const bool two_fit = 2 * (memory.bytes(summaries) + reserved) <= gpu.shared_bytes + reserved;
+    cost.alone = memory.teams == 1 && (blocks <= static_cast<double>(gpu.sms) || !two_fit);
+    PathCost path{.flops_per_second = gpu.sixteen_bit_flops};
     path.add(size.tables());
     path.add(cost);
     return path;

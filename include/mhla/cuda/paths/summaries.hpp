@@ -276,11 +276,9 @@ struct TokenCost {
   }
 
   PathCost path(Direction direction, const NominalGpu& gpu) const {
-    PathCost path;
-    path.flops_per_second = gpu.sixteen_bit_flops;
-    path.summaries_in_cache =
-        (std::max)(size.key_summaries, size.mixed_summaries) * summary_bytes() <=
-        parts * gpu.cache_bytes;
+    const double summaries = (std::max)(size.key_summaries, size.mixed_summaries);
+    PathCost path{.flops_per_second = gpu.sixteen_bit_flops,
+                  .summaries_in_cache = summaries * summary_bytes() <= parts * gpu.cache_bytes};
     path.add(size.tables());
     path.add(summarize(keys()));
     path.add(mix(false));
