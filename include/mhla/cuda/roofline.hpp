@@ -91,7 +91,7 @@ struct KernelCost {
 /// The kernels of a path, one after another.
 struct PathCost {
   static constexpr int max_kernels = 32;
-  KernelCost kernel[std::size_t{max_kernels}];
+  KernelCost kernel[std::size_t{max_kernels}]{};
   int count = 0;
   double flops_per_second = 1;
   bool summaries_in_cache = false;
