@@ -467,7 +467,7 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
       try {
         measure(operands.tensors(), {"forward", forward_bytes, shape.forward_flops()},
                 {"backward", backward_bytes, shape.backward_flops()});
-        if (!mhla::cuda::keeps_state(path)) continue;
+        if (!mhla::cuda::traits_of(path).keeps_state) continue;
         const mhla::Index size = gpu_state_size(shape, machine.device());
         const DeviceArray state(static_cast<std::size_t>(size) * sizeof(float));
         GpuTensors<T> tensors = operands.tensors();

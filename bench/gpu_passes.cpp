@@ -5,8 +5,6 @@
 #include <memory>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/explain.hpp>
-#include <mhla/cuda/forward_state.hpp>
 #include <mhla/cuda/pipeline.hpp>
 
 namespace bench {
@@ -38,7 +36,7 @@ GpuPasses gpu_passes(const GpuShape& shape, const mhla::CudaDevice& device,
                         mhla::forward_into(attention, on, q, k, v, mix, y, workspace,
                                            keeps ? state.get() : nullptr);
                       }};
-    if (mhla::cuda::has_backward(device.path()))
+    if (mhla::cuda::traits_of(device.path()).has_backward)
       passes.backward = GpuPass{cost(mhla::cuda::Direction::backward),
                                 [=](const mhla::CudaDevice& on, mhla::WorkspaceView workspace) {
                                   mhla::backward_into(attention, on, q, k, v, mix, dy, gradients,

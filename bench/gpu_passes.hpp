@@ -9,7 +9,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/device.hpp>
-#include <mhla/cuda/explain.hpp>
+#include <mhla/cuda/pipeline.hpp>
 #include <mhla/testing/host_tensor.hpp>
 #include <optional>
 

@@ -15,8 +15,8 @@ set(MHLA_PUBLIC_HEADERS
   eigen/cuda_executor.hpp eigen/fork_join_device.hpp eigen/forward_op.hpp eigen/gradient_op.hpp
   eigen/mixing_matrix.hpp eigen/operand.hpp eigen/tensor_views.hpp
   eigen/thread_pool_executor.hpp
-  cuda/call.hpp cuda/decoding.hpp cuda/device.hpp cuda/explain.hpp cuda/forward_state.hpp cuda/head_dims.hpp
-  cuda/instantiate.cuh cuda/instantiate_decoder.cuh cuda/pipeline.hpp
+  cuda/call.hpp cuda/decoding.hpp cuda/device.hpp cuda/head_dims.hpp cuda/instantiate.cuh
+  cuda/instantiate_decoder.cuh cuda/pipeline.hpp
   reference/linear_attention.hpp reference/mhla.hpp reference/softmax_attention.hpp
   reference/token_matrix.hpp
   testing/comparison.hpp testing/gradient_check.hpp testing/host_tensor.hpp

@@ -19,8 +19,6 @@
 #include <mhla/attention.hpp>
 #include <mhla/cuda/decoding.hpp>
 #include <mhla/cuda/device.hpp>
-#include <mhla/cuda/explain.hpp>
-#include <mhla/cuda/forward_state.hpp>
 #include <mhla/cuda/pipeline.hpp>
 #include <mhla/cuda/stages.hpp>
 #include <mhla/eigen/cuda_executor.hpp>

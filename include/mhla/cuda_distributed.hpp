@@ -34,10 +34,7 @@ SequenceParallel<CudaStages<V, T>, C> cuda_sequence_parallel(const V& attention,
 /// \cond INTERNAL
 // What HeadParallel does besides talking to other ranks: see HostHeads.
 template <AttentionVariant V, StorageScalar T>
-class CudaHeads {
-  using A = Accumulator<T>;
-
- public:
+struct CudaHeads {
   using Variant = V;
   using Scalar = T;
   using Tokens = GridPart;
@@ -46,42 +43,32 @@ class CudaHeads {
   template <class E>
   static constexpr bool runs_on = std::is_convertible_v<const E*, const CudaDevice*>;
 
-  CudaHeads(const V& attention, const Problem&, const Problem& own, Index)
-      : attention_(attention), own_(own.shape) {}
-
   template <class List>
   static Tokens tokens(const List& list, const BlockRange& blocks) {
     return part_of(list, blocks);
   }
-  bool gives_dmix() const { return own_.heads > 0; }
-
-  Index forward_workspace_size(const CudaDevice& device) const {
-    return own_.kv_heads == 0 ? 0 : mhla::forward_workspace_size<T>(attention_, own_, device);
-  }
-  Index backward_workspace_size(const CudaDevice& device) const {
-    return own_.kv_heads == 0 ? 0 : mhla::backward_workspace_size<T>(attention_, own_, device);
+  static bool gives_dmix(const OwnHeads<V>& heads) { return heads.own.shape.heads > 0; }
+  static Index backward_workspace_size(const OwnHeads<V>& heads, const CudaDevice& device) {
+    const Shape& own = heads.own.shape;
+    return own.kv_heads == 0 ? 0 : mhla::backward_workspace_size<T>(heads.attention, own, device);
   }
 
   template <class C>
-  void backward(const CudaDevice& device, const C&, const OperandViews<T>& x,
-                const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
-                WorkspaceView workspace) const {
-    if (own_.kv_heads == 0) return;
+  static void backward(const OwnHeads<V>& heads, const CudaDevice& device, const C&,
+                       const OperandViews<T>& x, const TensorView<const T, 4>& dy,
+                       const GradientViews<T>& gradients, Update update, WorkspaceView workspace) {
+    if (heads.own.shape.kv_heads == 0) return;
     GradientViews<T> given = gradients;
-    if (!gives_dmix()) given.mix = skip;  // no head reads these keys: dk and dv are 0
+    if (!gives_dmix(heads)) given.mix = skip;  // no head reads these keys: dk and dv are 0
     // dq, dk and dv are overwritten also where dmix is added to: -0 + x is x.
     T nothing;
-    store(nothing, A(-0.0f));
+    store(nothing, Accumulator<T>(-0.0f));
     const std::array of_tokens{gradients.query, gradients.key, gradients.value};
     for (const auto& gradient : of_tokens)
       if (gradient.wanted && update == Update::accumulate)
         Kernels::fill(device, gradient.view, nothing);
-    backward_into(attention_, device, x.q, x.k, x.v, x.mix, dy, given, update, workspace);
+    backward_into(heads.attention, device, x.q, x.k, x.v, x.mix, dy, given, update, workspace);
   }
-
- private:
-  V attention_;
-  Shape own_;
 };
 /// \endcond
 

@@ -14,9 +14,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup executors
-/// \{
-
+/// \ingroup executors
 /// Runs the tasks of a call on `threads` threads: the calling one, on slot 0, and threads - 1 that
 /// live as long as the object. Tasks are drawn one by one, and run in the floating-point
 /// environment of the call's thread; a call allocates nothing.
@@ -228,7 +226,5 @@ class ForkJoin {
   std::atomic<bool> stop_{false};
   alignas(DrawnTasks::cache_line) mutable Counter inside_{0};  // threads that may use call_
 };
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -15,9 +15,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup distributed
-/// \{
-
+/// \ingroup distributed
 /// A communicator of the caller's, duplicated, so that its messages meet no others. Between
 /// MPI_Init and MPI_Finalize; calls come from one thread at a time (MPI_THREAD_FUNNELED is enough
 /// for the main thread, MPI_THREAD_SERIALIZED for others).
@@ -225,7 +223,5 @@ class MpiCommunicator {
   int size_ = 1;
   mutable bool failed_ = false;
 };
-
-/// \}
 
 MHLA_NAMESPACE_END

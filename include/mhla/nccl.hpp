@@ -14,9 +14,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup distributed
-/// \{
-
+/// \ingroup distributed
 /// A communicator and a stream of the caller's, both borrowed, on memory of the communicator's
 /// device, which is the current one in every call. Calls come from one thread at a time. Messages
 /// in host memory, as those by which ranks agree, go through device memory that is allocated when
@@ -180,8 +178,8 @@ class NcclCommunicator {
         if (status != cudaErrorNotReady) fail(collective, cudaGetErrorString(status));
       }
       if (std::chrono::steady_clock::now() > deadline)
-        fail(collective, "it has waited " + std::to_string(timeout_.count()) +
-                             " ms for a rank that has ended or is busy with something else");
+        fail(collective, joined({"it has waited ", timeout_.count(),
+                                 " ms for a rank that has ended or is busy with something else"}));
       std::this_thread::yield();
     }
   }
@@ -216,7 +214,5 @@ class NcclCommunicator {
   mutable std::byte* staging_ = nullptr;  // device memory of messages that lie on the host
   mutable Index staged_ = 0;
 };
-
-/// \}
 
 MHLA_NAMESPACE_END

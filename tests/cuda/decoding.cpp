@@ -2,7 +2,7 @@
 // The decoder of the CUDA backend, its kernels executed on the CPU: equal to the forward pass and
 // to the CPU's decoder after any prefix, the same bits whatever the pieces and the launch order,
 // and steps that a graph can replay.
-#include <mhla/cuda/decoding.cuh>
+#include <mhla/cuda/instantiate_decoder.cuh>
 // After it, so that the stand-ins were found first.
 #include <algorithm>
 #include <cmath>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Sequences shared out over GPUs: the bits of one device's whole call on cuBLAS. Ranks are threads
 // that take turns on the machine, whose memory is the host's.
-#include <mhla/cuda/heads.cuh>
-#include <mhla/cuda/pipeline.cuh>
-#include <mhla/cuda/stages.cuh>
+#include <mhla/cuda/instantiate.cuh>
+#include <mhla/cuda/instantiate_heads.cuh>
+#include <mhla/cuda/instantiate_stages.cuh>
 // After them, so that the stand-ins were found first.
 #include <chrono>
 #include <cstdint>

@@ -2,8 +2,8 @@
 // explain(attention, shape, device) says which path takes a call and why, and what that takes:
 // exactly the workspace, the parts that the batch is cut into, and the operations that diagnostics
 // counts where no block is padded.
-#include <mhla/cuda/explain.hpp>
-#include <mhla/cuda/pipeline.cuh>
+#include <mhla/cuda/instantiate.cuh>
+#include <mhla/cuda/pipeline.hpp>
 #include <mhla/diagnostics/cost.hpp>
 #include <string>
 

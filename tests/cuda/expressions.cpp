@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <mhla/cuda.hpp>
-#include <mhla/cuda/pipeline.cuh>
+#include <mhla/cuda/instantiate.cuh>
 #include <string>
 #include <vector>
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <mhla/cuda/explain.hpp>
+#include <mhla/cuda/pipeline.hpp>
 #include <mhla/packed.hpp>
 #include <string>
 #include <vector>
@@ -123,7 +123,7 @@ TEST_CASE("paths: all agree with the oracle", "[cuda]") {
       CAPTURE(name, cuda::name_of(path));
       const CudaDevice device = device_on(path);
       check_close("y", call::forward(attention, x, device), y, bounds<T>.y);
-      if (!cuda::has_backward(path)) continue;
+      if (!cuda::traits_of(path).has_backward) continue;
       const auto found = call::backward(attention, x, device);
       check_close("dq", found.query, gradients.query, bounds<T>.query);
       check_close("dk", found.key, gradients.key, bounds<T>.key);
@@ -146,7 +146,7 @@ TEST_CASE("paths: the workspace is exact and its contents do not matter", "[cuda
                     forward_into(attention, device, x.q, x.k, x.v, x.mix, y.view(), workspace);
                   });
       CHECK(call::bitwise_equal(y.view(), call::forward(attention, x, device).view()));
-      if (!cuda::has_backward(path)) continue;
+      if (!cuda::traits_of(path).has_backward) continue;
       call::Gradients<T> gradients(x);
       fill_with_nan(gradients.query);
       fill_with_nan(gradients.key);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <mhla/cuda/pipeline.cuh>
+#include <mhla/cuda/instantiate.cuh>
 #include <mhla/testing/random_tensor.hpp>
 #include <string>
 #include <vector>

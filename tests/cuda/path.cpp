@@ -7,7 +7,7 @@
 // After it, so that the stand-ins were found first.
 #include <cmath>
 #include <cstdint>
-#include <mhla/cuda/explain.hpp>
+#include <mhla/cuda/pipeline.hpp>
 #include <mhla/packed.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <string>
@@ -69,14 +69,14 @@ namespace cuda {
 #define MHLA_TEST_FORWARD(Path, Variant, Scalar, Dims)                                  \
   template <>                                                                           \
   void Path::forward<Dims, Variant, Scalar>(const ForwardCall<Variant, Scalar>& call) { \
-    path_test::note<Dims>("forward", id, call, Update::overwrite);                      \
+    path_test::note<Dims>("forward", traits.id, call, Update::overwrite);               \
     path_test::fill(call.y, 42);                                                        \
   }
 #define MHLA_TEST_PASSES(Path, Variant, Scalar, Dims)                                     \
   MHLA_TEST_FORWARD(Path, Variant, Scalar, Dims)                                          \
   template <>                                                                             \
   void Path::backward<Dims, Variant, Scalar>(const BackwardCall<Variant, Scalar>& call) { \
-    path_test::note<Dims>("backward", id, call, call.update);                             \
+    path_test::note<Dims>("backward", traits.id, call, call.update);                      \
     path_test::fill(call.gradients.query.view, 43);                                       \
   }
 #define MHLA_TEST_PATHS(Variant, Scalar, Dims)           \

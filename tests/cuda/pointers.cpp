@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <mhla/cuda/pipeline.cuh>
+#include <mhla/cuda/instantiate.cuh>
 #include <mhla/packed.hpp>
 #include <string>
 #include <vector>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Summaries that a forward pass on the device leaves for the backward pass, the kernels executed on
 // the CPU: no bit changes, for every sort of variant and however the batch is cut.
-#include <mhla/cuda/pipeline.cuh>
+#include <mhla/cuda/instantiate.cuh>
 // After it, so that the stand-ins were found first.
 #include <algorithm>
 #include <cstddef>

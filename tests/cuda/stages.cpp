@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What stages on a device do besides those on the CPU: they run parts of the batch, and refuse
 // paths, plans, rows and memory that cuBLAS and kernels cannot use.
-#include <mhla/cuda/pipeline.cuh>
+#include <mhla/cuda/instantiate.cuh>
 // After it, so that the stand-ins were found first.
 #include <cstddef>
 #include <cstdint>

@@ -4,7 +4,7 @@
 // own and from a saved state; exact workspaces; and what explain says.
 #include <algorithm>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/cuda/explain.hpp>
+#include <mhla/cuda/pipeline.hpp>
 #include <mhla/packed.hpp>
 #include <string>
 #include <vector>

@@ -116,7 +116,7 @@ inline bool poisons = true;
 
 /// The same device, for gradients: a path that has none leaves them to another.
 inline mhla::CudaDevice for_gradients(const mhla::CudaDevice& device) {
-  if (mhla::cuda::has_backward(device.path())) return device;
+  if (mhla::cuda::traits_of(device.path()).has_backward) return device;
   return {device.stream(), device.cublas(), device.workspace(), device.products()};
 }
 

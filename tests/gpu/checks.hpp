@@ -12,7 +12,7 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/cuda/choose_path.hpp>
 #include <mhla/cuda/decoding.hpp>
-#include <mhla/cuda/explain.hpp>
+#include <mhla/cuda/pipeline.hpp>
 #include <string>
 #include <type_traits>
 #include <vector>

@@ -7,7 +7,7 @@
 // writes.
 #pragma once
 
-#include <mhla/cuda/pipeline.cuh>
+#include <mhla/cuda/instantiate.cuh>
 #include <type_traits>
 
 #define MHLA_GPU_PASS(where, Call, Variant, Scalar, ...)                              \

@@ -6,7 +6,7 @@
 
 #include "tests/support/backend.hpp"
 #if defined(MHLA_TEST_CUDA)
-#include <mhla/cuda/stages.cuh>
+#include <mhla/cuda/instantiate_stages.cuh>
 #else
 #include <mhla/stages.hpp>
 

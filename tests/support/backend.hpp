@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #if defined(MHLA_TEST_CUDA)
-#include <mhla/cuda/pipeline.cuh>
+#include <mhla/cuda/instantiate.cuh>
 
 #include "tests/cuda/machine.hpp"
 #else

@@ -40,6 +40,13 @@ class MessagePart {
     double real_;
   };
 };
+
+// A message of text and numbers.
+MHLA_ONCE_A_CALL inline std::string joined(std::initializer_list<MessagePart> parts) {
+  std::string message;
+  for (const MessagePart& part : parts) part.append_to(message);
+  return message;
+}
 /// \endcond
 
 /// Base of every exception the library throws.
@@ -48,13 +55,6 @@ class MHLA_EXCEPTION Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
   /// The message, joined from text and numbers: `Error({"axis ", name, " is ", extent})`.
   MHLA_ONCE_A_CALL Error(std::initializer_list<MessagePart> parts) : runtime_error(joined(parts)) {}
-
- private:
-  MHLA_ONCE_A_CALL static std::string joined(std::initializer_list<MessagePart> parts) {
-    std::string message;
-    for (const MessagePart& part : parts) part.append_to(message);
-    return message;
-  }
 };
 
 /// An extent, a stride or a combination of run-time values is not what the call needs. The message

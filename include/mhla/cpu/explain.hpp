@@ -13,8 +13,8 @@ template <class V>
 std::string explain(const V& attention, const Problem& problem, bool backward, bool rounds,
                     Index workspace) {
   const bool quadratic = takes_quadratic_path(attention, problem, backward, rounds);
-  std::string text = std::string(backward ? "backward" : "forward") + ": path " +
-                     (quadratic ? "quadratic, " : "linear, ");
+  std::string text = joined(
+      {backward ? "backward" : "forward", ": path ", quadratic ? "quadratic, " : "linear, "});
   if (!has_quadratic_path<V>)
     text += "the one that can run it";
   else if (attention.path != Path::automatic)
@@ -24,11 +24,11 @@ std::string explain(const V& attention, const Problem& problem, bool backward, b
   text += rounds && !quadratic ? "; products of bfloat16" : "; products in the accumulator type";
   if (has_quadratic_path<V>) {
     const PathCosts costs = path_costs<V>(problem, backward, rounds);
-    const auto thousands = [](double count) { return std::to_string(std::llround(count / 1e3)); };
-    text += "\n  estimated cost of a kv head in thousand multiply-adds: linear " +
-            thousands(costs.linear) + ", quadratic " + thousands(costs.quadratic);
+    text += joined({"\n  estimated cost of a kv head in thousand multiply-adds: linear ",
+                    std::llround(costs.linear / 1e3), ", quadratic ",
+                    std::llround(costs.quadratic / 1e3)});
   }
-  return text + "\n  workspace " + std::to_string(workspace) + " bytes\n";
+  return text + joined({"\n  workspace ", workspace, " bytes\n"});
 }
 
 }  // namespace cpu

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // A call, as it is handed from floor to floor: before its operands are known, what a path is chosen
-// by, and a choice that a caller keeps; then a forward or a backward pass. Needs no CUDA header.
+// by; then a forward or a backward pass. And what callers keep: a choice, and summaries that a
+// forward pass leaves for the backward pass.
 #pragma once
 
+#include <mhla/core/forward_state.hpp>
 #include <mhla/cuda/device.hpp>
-#include <mhla/cuda/forward_state.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
@@ -15,6 +16,15 @@ MHLA_NAMESPACE_BEGIN
 namespace cuda {
 
 enum class Direction { forward, backward };
+
+/// What is known of a path, whatever the call.
+struct PathTraits {
+  CudaPath id;
+  const char* name;
+  bool has_backward = true;
+  bool keeps_state = true;  // leaves its summaries in a forward state, and takes them from one
+  bool is_fused = true;
+};
 
 /// What a path is chosen by.
 template <class V, class T>
@@ -71,8 +81,8 @@ struct BackwardCall {
   Span<Accumulator<T>> state = {};
 };
 
-/// What MHLA_INSTANTIATE_CUDA(V, T, ...) compiles; defined in pipeline.cuh. An undefined reference
-/// to a member means that no .cu of the program has MHLA_INSTANTIATE_CUDA(V, T).
+/// What MHLA_INSTANTIATE_CUDA(V, T, ...) compiles; defined in instantiate.cuh. An undefined
+/// reference to a member means that no .cu of the program has it.
 template <class V, class T>
 struct CompiledKernels {
   /// The head dimensions that it lists.
@@ -94,11 +104,13 @@ struct Refusal {
   bool operator==(const Refusal&) const = default;
   std::string text() const {
     if (missing.key_dim < 0) return std::string(sentence);
-    const std::string without = "no kernels for head dimensions " + to_string(missing);
-    if (!has_fused_kernels(missing.key_dim, missing.value_dim))
-      return without + ": they exist for " + fused_head_dims_said;
-    return without + ": add mhla::HeadDims<" + std::to_string(missing.key_dim) + ", " +
-           std::to_string(missing.value_dim) + "> to MHLA_INSTANTIATE_CUDA";
+    const auto [key_dim, value_dim] = missing;
+    const std::string without =
+        joined({"no kernels for head dimensions ", key_dim, "/", value_dim, ": "});
+    if (!has_fused_kernels(key_dim, value_dim))
+      return without + "they exist for " + fused_head_dims_said;
+    return without +
+           joined({"add mhla::HeadDims<", key_dim, ", ", value_dim, "> to MHLA_INSTANTIATE_CUDA"});
   }
 };
 
@@ -184,6 +196,84 @@ class CudaPlan {
   // Of the forward and the backward pass; `automatic` where the path has none.
   CudaPath path_[2] = {CudaPath::automatic, CudaPath::automatic};
   cuda::CallMemory memory_[2] = {};
+};
+
+/// \cond INTERNAL
+// How summaries are stored in a CudaForwardState: in the accumulator type, by which products, or,
+// by fused kernels, each as two 16-bit numbers, the rounded value and, in a second plane, the
+// remainder, which takes the same memory.
+enum class SummaryFormat { accumulators, of_tf32_products, bfloat16_planes, half_planes };
+/// \endcond
+
+/// A ForwardState in device memory: forward_state_size(attention, shape, device) elements, or more,
+/// borrowed. The object itself is on the host and describes the contents, for later calls on the
+/// stream; a backward pass with other FloatProducts throws StateError, too. Masks and Favor's
+/// projection, which the host cannot read, are compared by address and layout. A moved-from state
+/// has no memory.
+///
+/// A graph that contains a forward pass with a save refills the memory in every replay.
+template <class A>
+class CudaForwardState {
+  static_assert(std::is_floating_point_v<A>,
+                "mhla: a CudaForwardState has numbers of the type that tensors are accumulated in: "
+                "float for float, mhla::BFloat16 and mhla::Half, double for double");
+
+ public:
+  CudaForwardState() = default;
+  /// Borrows device memory.
+  explicit CudaForwardState(Span<A> memory) : memory_(memory) {}
+  /// Leaves a state without memory.
+  CudaForwardState(CudaForwardState&& other) noexcept { *this = (std::move)(other); }
+  /// Leaves a state without memory.
+  CudaForwardState& operator=(CudaForwardState&& other) noexcept {
+    memory_ = std::exchange(other.memory_, {});
+    call_ = (std::move)(other.call_);
+    format_ = other.format_;
+    return *this;
+  }
+
+  /// Its device memory.
+  WorkspaceView memory() const {
+    return {reinterpret_cast<std::byte*>(memory_.data), memory_.size * Index{sizeof(A)}};
+  }
+
+  /// \cond INTERNAL
+  // Room for the summaries of a call; overwrites what was saved before. Throws WorkspaceError, with
+  // nothing changed, if the memory is too small, or not aligned to A, or to 16 bytes for planes.
+  Span<A> prepare(const Shape& shape, std::uint64_t variant, Index count, SummaryFormat format) {
+    if (memory_.size < count)
+      throw WorkspaceError({"mhla: save(state): ", count,
+                            " elements of device memory are needed, the state has ", memory_.size,
+                            "; forward_state_size says how many"});
+    const bool planes =
+        format == SummaryFormat::bfloat16_planes || format == SummaryFormat::half_planes;
+    const std::size_t alignment = planes ? 16 : alignof(A);
+    if (reinterpret_cast<std::uintptr_t>(memory_.data) % alignment != 0)
+      throw WorkspaceError(
+          {"mhla: save(state): the memory is not aligned to ", alignment, " bytes"});
+    call_.begin(shape, variant, count);
+    format_ = format;
+    return {memory_.data, count};
+  }
+  // Called by forward when everything that fills it is on the stream.
+  void mark_filled() { call_.mark_filled(); }
+
+  // The summaries saved for a call; throws StateError if something else, or nothing, was saved.
+  Span<A> summaries(const Shape& shape, std::uint64_t variant, SummaryFormat format) const {
+    const Index count = call_.count(shape, variant);
+    if (format != format_)
+      throw StateError(
+          "mhla: saved(state): the state was saved on another CudaPath or with other "
+          "FloatProducts; give both passes a CudaDevice that asks for the same ones");
+    return {memory_.data, count};
+  }
+
+  /// \endcond
+
+ private:
+  Span<A> memory_;
+  SavedCall call_;
+  SummaryFormat format_ = SummaryFormat::accumulators;
 };
 
 /// \}

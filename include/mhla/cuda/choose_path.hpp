@@ -22,30 +22,19 @@ struct PathList {
   /// Calls f for the path of that name, if there is one.
   template <class F>
   static constexpr void visit(CudaPath id, const F& f) {
-    static_cast<void>(((Path::id == id && (f(Path()), true)) || ...));
+    static_cast<void>(((Path::traits.id == id && (f(Path()), true)) || ...));
   }
 };
 
 /// All paths, in the order in which they are reported; the first runs every call.
 using Paths = PathList<CublasPath, SummariesPath, QuadraticPath, ResidentPath>;
 
-constexpr const char* name_of(CudaPath path) {
-  const char* name = "automatic";
-  Paths::visit(path, [&](auto of) { name = of.name; });
-  return name;
+constexpr PathTraits traits_of(CudaPath path) {
+  PathTraits traits{CudaPath::automatic, "automatic"};
+  Paths::visit(path, [&](auto of) { traits = of.traits; });
+  return traits;
 }
-/// Whether a path has a backward pass, and summaries for a forward state; true of `automatic`.
-constexpr bool has_backward(CudaPath path) {
-  bool has = true;
-  Paths::visit(path, [&](auto of) { has = of.has_backward; });
-  return has;
-}
-
-constexpr bool keeps_state(CudaPath path) {
-  bool keeps = true;
-  Paths::visit(path, [&](auto of) { keeps = of.keeps_state; });
-  return keeps;
-}
+constexpr const char* name_of(CudaPath path) { return traits_of(path).name; }
 
 /// The nominal GPU, with the shared memory of the current one.
 template <class V, class T>
@@ -58,11 +47,11 @@ NominalGpu gpu_at_hand() {
 /// Why `Path` cannot run a call.
 template <class Path, class V, class T>
 Refusal refusal_of(const Call<V, T>& call, const NominalGpu& gpu) {
-  if constexpr (Path::is_fused)
+  if constexpr (Path::traits.is_fused)
     if (const Refusal of_all = fused_refusal(call); !of_all.none()) return of_all;
-  if (call.state == StateUse::given && !Path::keeps_state)
+  if (call.state == StateUse::given && !Path::traits.keeps_state)
     return {"it has no summaries for a forward state"};
-  if (call.is_backward() && !Path::has_backward) return {"it has no backward pass"};
+  if (call.is_backward() && !Path::traits.has_backward) return {"it has no backward pass"};
   if constexpr (requires { Path::refusal(call, gpu); }) return Path::refusal(call, gpu);
   return {};
 }
@@ -92,9 +81,9 @@ PathChoice path_options(const Call<V, T>& call, const NominalGpu& gpu) {
   int n = 0;
   Paths::for_each([&]<class Path>(Path) {
     PathChoice::Option& option = choice.options[n++];
-    option.path = Path::id;
+    option.path = Path::traits.id;
     option.refusal = refusal_of<Path>(call, gpu);
-    if constexpr (!Path::is_fused || has_fused_passes<V, T>)
+    if constexpr (!Path::traits.is_fused || has_fused_passes<V, T>)
       if (option.refusal.none()) option.cost = Path::cost(call, gpu);
   });
   return choice;
@@ -134,7 +123,7 @@ CudaPath path_of(const Call<V, T>& call, const CudaDevice& device,
   if (device.plan() != nullptr) return device.plan()->path(call);
   Paths::visit(device.path(), [&]<class Path>(Path) {
     if (const Refusal refusal = refusal_of<Path>(call, gpu); !refusal.none())
-      throw ShapeError({"mhla: the CudaDevice was given CudaPath::", Path::name,
+      throw ShapeError({"mhla: the CudaDevice was given CudaPath::", Path::traits.name,
                         ", which cannot run this call: ", refusal.text(),
                         "; CudaPath::automatic takes a path that can"});
   });
@@ -158,7 +147,7 @@ CallMemory memory_of(CudaPath path, const Call<V, T>& call) {
   CallMemory memory{0, call.problem.shape.batch};
   if (call.problem.shape.empty()) return memory;
   Paths::visit(path, [&]<class Path>(Path) {
-    if constexpr (!Path::is_fused || has_fused_passes<V, T>)
+    if constexpr (!Path::traits.is_fused || has_fused_passes<V, T>)
       memory = memory_of<typename Path::template Plan<V, T>>(call);
   });
   return memory;

@@ -1,27 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Causal attention token by token on the device, in the deferred form of cpu/decode_step.hpp: token
-// t lies in block i, the open one; its keys and values, and those of block i - 1, the closing one,
-// are still kept as such; all earlier blocks are summaries, already mixed for row i:
-//
-//   num = Q^r P_i + m_i,i-1 (Q^r K^r_i-1^T) V_i-1 + m_ii tril(Q^r K^r_i^T) V_i
-//   den = Q (z~_i + m_ii sum of the open block's K up to the query) + epsilon
-//   P_i = sum_{b<i-1} m_ib S_b         z~_i = sum_{b<i} m_ib z_b
-//
-// Meanwhile each token of the open block does its share of the work for the next block. Of n tokens
-// each finishes about D / n of the D rows of
-//
-//   S_i-1 = K^r_i-1^T V_i-1            P_i+1 = sum_{b<i} m_i+1,b S_b
-//
-// or, by a recurrence, whose states take the place of the closed blocks' summaries,
-//
-//   H_i = g_i H_i-1 + b_i S_i-1        P_i+1 = sum_r a_i+1,r g_i+1,r H_i^r
-//
-// Everything that depends on a sequence's position is read from device memory.
+// The kernels of a decoder's step, by the equations of cpu/decode_step.hpp, whose names they take.
+// Of the n tokens of the open block each finishes about D / n of the D rows of S_i-1 and P_i+1 or,
+// by a recurrence, of H_i and P_i+1. Everything that depends on a sequence's position is read from
+// device memory, so that a graph with a step can be replayed.
 #pragma once
 
+#include <mhla/cuda/chip/row_units.cuh>
 #include <mhla/cuda/decoding.hpp>
 #include <mhla/cuda/tables.cuh>
-#include <mhla/cuda/token_block.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -362,104 +348,6 @@ struct AdvancePositions {
     if (step.tile(s).fits) step.memory.positions[step.first_sequence + s] += step.tokens;
   }
 };
-
-template <class V, class T>
-void DecoderKernels<V, T>::set_up(const CudaDevice& device, const Parts& decoder,
-                                  const TensorView<const A, 3>& mix) {
-  const auto& scratch = decoder.scratch;
-  require_device_memory(decoder.memory.positions, "memory");
-  require_device_memory(scratch.mixing, "memory");
-  require_device_memory(mix, "mix");
-  require_borrowed_memory(decoder.attention);
-  fill_tables(
-      device, decoder.attention, scratch.tile, scratch.tile, scratch.rotation,
-      PackMixing<A>{mix, decoder.extents.mix_rows, decoder.extents.mix_columns, scratch.mixing});
-  reset(device, decoder, 0, decoder.extents.batch);
-}
-
-template <class V, class T>
-void DecoderKernels<V, T>::require_memory(const DecodeTensors<T>& tensors) {
-  require_device_memory(tensors.q, "q");
-  require_device_memory(tensors.k, "k");
-  require_device_memory(tensors.v, "v");
-  require_device_memory(tensors.y, "y");
-}
-
-template <class V, class T>
-void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decoder,
-                                    Index first_sequence, const DecodeTensors<T>& tensors) {
-  const auto& [q, k, v, y] = tensors;
-  const DecodeExtents& e = decoder.extents;
-  const auto& scratch = decoder.scratch;
-  const auto& attention = decoder.attention;
-  const Index sequences = q.extent[0];
-  const Index tokens = q.extent[2];
-  const Index units = sequences * e.kv_heads;
-  const Index key_rows = units * tokens;
-  const Index query_rows = key_rows * e.group_size;
-  const DecodeStep<A> step{e, decoder.memory, first_sequence, tokens, scratch.mixing.data};
-  BlockTable table = scratch.tile;
-  table.block_tokens = tokens;
-  const auto pack = [&](const TensorView<const T, 4>& x, A scale, Index heads, A* to) {
-    // Positions come from device memory, not from a table, so features are rotated separately.
-    const RotationTable<A> not_yet;
-    pack_features<false>(device, attention.feature_map, scale, x,
-                         FeatureRows<A>{{table, sequences, e.kv_heads, heads},
-                                        e.feature_dim,
-                                        not_yet,
-                                        to,
-                                        to,
-                                        scratch.row_input.data});
-  };
-  pack(k, A(1), 1, scratch.key_features.data);
-  pack(q, static_cast<A>(attention.scale), e.group_size, scratch.queries.data);
-  if constexpr (rotates<V>) {
-    const Index pairs = e.feature_dim / 2;
-    launch(device, key_rows * pairs,
-           TurnDecoded<A>{step, scratch.rotation, scratch.key_features.data, nullptr});
-    launch(device, query_rows * pairs,
-           TurnDecoded<A>{step, scratch.rotation, scratch.queries.data, scratch.rotated.data});
-  } else {
-    const auto keys = make_view(static_cast<const A*>(scratch.key_features.data), sequences,
-                                e.kv_heads, tokens, e.feature_dim);
-    launch(device, keys.size(), KeepRows<A, A, true>{step, keys});
-  }
-  launch(device, v.size(), KeepRows<T, A, false>{step, v});
-  A epsilon = A(0);
-  if constexpr (normalizes<V>) {
-    epsilon = static_cast<A>(attention.normalizer.epsilon);
-    launch(device, units * e.feature_dim,
-           AddKeySums<A>{step, scratch.key_features.data, scratch.open_key_sums.data});
-  }
-  launch(device, query_rows * (2 * e.block_tokens + 1),
-         DecodeScores<A>{step, scratch.queries.data, scratch.rotated.data,
-                         normalizes<V> ? scratch.open_key_sums.data : nullptr, epsilon,
-                         scratch.scores.data});
-  launch(device, query_rows * e.value_dim,
-         ReadOutDecoded<T, A>{step, scratch.rotated.data, scratch.scores.data, normalizes<V>,
-                              std::numeric_limits<A>::quiet_NaN(), y});
-  const Index max_rows =
-      (std::min)(tokens * ceil_div(e.feature_dim, e.block_tokens), e.feature_dim);
-  launch(device, units * max_rows * e.value_dim, PrepareNextBlock<A>{step, max_rows});
-  launch(device, sequences, AdvancePositions<A>{step});
-}
-
-template <class V, class T>
-void DecoderKernels<V, T>::reset(const CudaDevice& device, const Parts& decoder, Index first,
-                                 Index count) {
-  set_zero(device, Span<Index>{decoder.memory.positions.data + first, count});
-}
-
-template <class V, class T>
-void DecoderKernels<V, T>::require_memory(const Span<std::byte>& memory) {
-  require_device_memory(memory, "memory");
-}
-
-template <class V, class T>
-void DecoderKernels<V, T>::copy(const CudaDevice& device, const Span<std::byte>& from,
-                                std::byte* to) {
-  launch(device, from.size / 16, CopyChunk{from.data, to});
-}
 
 }  // namespace cuda
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Streaming on a CUDA device: the counterpart of <mhla/decoding.hpp> in the caller's device memory,
 // where a batch's streaming state is laid out: first what a snapshot keeps, then tables and
-// scratch. Needs no CUDA header: the kernels are in another translation unit, made by
-// <mhla/cuda/instantiate_decoder.cuh>; a missing variant is a link error that names it.
+// scratch.
 #pragma once
 
 #include <mhla/cuda/device.hpp>
@@ -61,9 +60,7 @@ struct DecodeExtents {
   friend bool operator==(const DecodeExtents&, const DecodeExtents&) = default;
 };
 
-/// What a snapshot keeps. Where there are two copies, even and odd blocks alternate. A sequence's
-/// position is also in device memory: the kernels of a step derive their block and row from it, so
-/// that a graph with a step can be replayed.
+/// What a snapshot keeps. Where there are two copies, even and odd blocks alternate.
 template <class A>
 struct DecodeMemory {
   Span<Index> positions;  // [batch]: tokens that a sequence has seen
@@ -93,9 +90,12 @@ struct DecodeMemory {
   }
 };
 
-/// What else a step needs: tables and scratch.
+/// A decoder as its kernel launches need it: its state, then tables and scratch.
 template <class V, class A>
-struct DecodeScratch {
+struct DecoderParts {
+  V attention;
+  DecodeExtents extents;
+  DecodeMemory<A> memory;
   Span<A> mixing;  // [mix heads, mix rows, mix columns]
   RotationTable<A> rotation;
   BlockTable tile;        // token t of a tile is at place t
@@ -106,7 +106,16 @@ struct DecodeScratch {
   Span<A> scores;         // [query rows of a tile, 2 n + 1]: of both blocks' keys, and den
   Span<A> row_input;      // [query or key rows of a tile, key_dim]: a row-wise map's input
 
-  DecodeScratch(Arena& arena, const V& attention, const Problem& problem, const DecodeExtents& e) {
+  static Index states_of(const V& variant) {
+    if constexpr (is_structured<V>) return variant.mixing.states;
+    return 0;
+  }
+  /// `problem` is that of the longest sequences.
+  DecoderParts(Arena& arena, const V& variant, const Problem& problem, Index capacity)
+      : attention(variant),
+        extents(problem, capacity, normalizes<V>, states_of(variant)),
+        memory(arena, extents) {
+    const DecodeExtents& e = extents;
     const auto take = [&](Index rows, Index dim) { return arena.take<A>(checked_mul(rows, dim)); };
     mixing = take(e.mix_heads, checked_mul(e.mix_rows, e.mix_columns));
     rotation = rotation_table<A>(arena, attention.rotation, 1, e.feature_dim, problem.grid_box());
@@ -123,37 +132,7 @@ struct DecodeScratch {
   }
 };
 
-/// A decoder as its kernel launches need it.
-template <class V, class A>
-struct DecoderParts {
-  V attention;
-  Problem problem;  // of the longest sequences
-  DecodeExtents extents;
-  DecodeMemory<A> memory;
-  DecodeScratch<V, A> scratch;
-
-  static Index states_of(const V& variant) {
-    if constexpr (is_structured<V>) return variant.mixing.states;
-    return 0;
-  }
-  DecoderParts(Arena& arena, const V& variant, const Problem& longest, Index capacity)
-      : attention(variant),
-        problem(longest),
-        extents(longest, capacity, normalizes<V>, states_of(variant)),
-        memory(arena, extents),
-        scratch(arena, variant, longest, extents) {}
-};
-
-/// Bytes of a decoder.
-template <class V, class A>
-Index decoder_bytes(const V& attention, const Problem& problem, Index capacity) {
-  Arena arena;
-  DecoderParts<V, A>(arena, attention, problem, capacity);
-  return arena.used();
-}
-
-/// What runs checked calls; defined in decoding.cuh. An undefined reference to a member means that
-/// no .cu of the program holds MHLA_INSTANTIATE_CUDA_DECODER(V, T).
+/// What runs checked calls, compiled by MHLA_INSTANTIATE_CUDA_DECODER(V, T); see CompiledKernels.
 template <class V, class T>
 struct DecoderKernels {
   using A = Accumulator<T>;
@@ -186,9 +165,7 @@ inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char
 
 }  // namespace cuda
 
-/// \addtogroup cuda
-/// \{
-
+/// \ingroup cuda
 /// mhla::Decoder on a CUDA device. T is the storage type of q, k, v and y, which are in device
 /// memory.
 /// \code
@@ -224,8 +201,9 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
   static Index memory_size(const V& variant, const TensorView<const A, 3>& mix,
                            const DecoderShape& shape) {
     checked_decoder_batch(shape);
-    return cuda::decoder_bytes<V, A>(variant, checked_decoder(variant, mix, shape),
-                                     decoder_capacity(variant, mix, shape));
+    Arena arena;
+    parts(arena, variant, mix, shape);
+    return arena.used();
   }
 
   /// mix [1 | heads | batch * heads, blocks, blocks], in device memory and copied in stream order,
@@ -238,7 +216,7 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
       : shape_(shape),
         positions_(static_cast<std::size_t>(checked_decoder_batch(shape))),
         memory_(memory),
-        parts_(parts(variant, mix, shape, memory)) {
+        parts_(checked_parts(variant, mix, shape, memory)) {
     Kernels::set_up(device, parts_, mix);
   }
   /// \cond INTERNAL
@@ -381,17 +359,20 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
     throw Error("mhla: no decoder");
   }
 
-  static Parts parts(const V& variant, const TensorView<const A, 3>& mix, const DecoderShape& shape,
-                     WorkspaceView memory) {
-    const Problem problem = checked_decoder(variant, mix, shape);
-    const Index capacity = decoder_capacity(variant, mix, shape);
-    cuda::require_decoder_memory(memory, cuda::decoder_bytes<V, A>(variant, problem, capacity),
-                                 "constructor", "memory_size");
+  static Parts parts(Arena& arena, const V& variant, const TensorView<const A, 3>& mix,
+                     const DecoderShape& shape) {
+    return Parts{arena, variant, checked_decoder(variant, mix, shape),
+                 decoder_capacity(variant, mix, shape)};
+  }
+  static Parts checked_parts(const V& variant, const TensorView<const A, 3>& mix,
+                             const DecoderShape& shape, WorkspaceView memory) {
+    cuda::require_decoder_memory(memory, memory_size(variant, mix, shape), "constructor",
+                                 "memory_size");
     Footprint footprint;
     footprint.reads(mix, "mix");
     footprint.require_scratch(memory, "memory");
     Arena arena(memory);
-    return Parts(arena, variant, problem, capacity);
+    return parts(arena, variant, mix, shape);
   }
   // What a snapshot keeps comes first in a decoder's memory.
   Span<std::byte> kept_in(WorkspaceView memory) const { return {memory.data, snapshot_size()}; }
@@ -407,10 +388,10 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
     require_decoder_tensors(parts_.attention, x, memory_);
     Kernels::require_memory(x);
     const Index block_tokens = parts_.extents.block_tokens;
-    for (Index done = 0; done < tokens;) {
-      // A tile ends where any sequence reaches the end of its block.
-      Index count = x.y.size() == 0 ? tokens : (std::min)(tokens - done, parts_.extents.tile());
+    for (Index done = 0, count = tokens; done < tokens; done += count) {
       if (x.y.size() > 0) {
+        // A tile ends where any sequence reaches the end of its block.
+        count = (std::min)(tokens - done, parts_.extents.tile());
         for (const Index position : positions)
           count = (std::min)(count, block_tokens - position % block_tokens);
         try {
@@ -421,7 +402,6 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
         }
       }
       for (Index& position : positions) position += count;
-      done += count;
     }
   }
 
@@ -438,7 +418,5 @@ requires(!VariantOfTensors<V, T>) class CudaDecoder<V, T> : public NoVariantOfTe
   using NoVariantOfTensors<V, T>::NoVariantOfTensors;
 };
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Where the CUDA backend runs: a stream, a cuBLAS handle and scratch memory, all the caller's.
-// Needs no CUDA header, so that a plain .cpp can use it.
 #pragma once
 
 #include <mhla/core/shape.hpp>
@@ -29,6 +28,13 @@ enum class CudaPath {
   quadratic,  ///< fused kernels over pairs of tokens, without summaries: for short sequences
   resident    ///< a fused kernel whose block summaries stay in shared memory: few blocks, forward
               ///< only, not Causal
+};
+
+/// Whether a call keeps its summaries in a CudaForwardState, or takes them from one: such a call
+/// may run on another path, whose workspace is larger.
+enum class StateUse {
+  none,  ///< neither
+  given  ///< either
 };
 
 class CudaPlan;

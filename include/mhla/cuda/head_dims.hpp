@@ -59,9 +59,7 @@ MHLA_HOST_DEVICE constexpr int lanes_of_row(Index dim) {
 
 }  // namespace cuda
 
-/// \addtogroup cuda
-/// \{
-
+/// \ingroup cuda
 /// Head dimensions to compile fused kernels for, in MHLA_INSTANTIATE_CUDA: those that
 /// cuda/README.md lists.
 template <int KeyDim, int ValueDim>
@@ -72,8 +70,6 @@ struct HeadDims {
   static constexpr int key_dim = KeyDim;      ///< of q and k
   static constexpr int value_dim = ValueDim;  ///< of v
 };
-
-/// \}
 
 #undef MHLA_FUSED_HEAD_DIMS_SAID
 #undef MHLA_SAID
@@ -107,11 +103,6 @@ struct HeadDimsOf {
   static constexpr HeadDimsPair pairs[sizeof...(Dims) + 1] = {{Dims::key_dim, Dims::value_dim}...,
                                                               {0, 0}};
 };
-
-/// "128/256"
-inline std::string to_string(const HeadDimsPair& dims) {
-  return std::to_string(dims.key_dim) + "/" + std::to_string(dims.value_dim);
-}
 
 }  // namespace cuda
 

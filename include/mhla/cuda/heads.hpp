@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What cuda_head_parallel does to tensors besides forward_into and backward_into. Needs no CUDA
-// header: the kernels are in another translation unit, made by <mhla/cuda/instantiate_heads.cuh>; a
-// missing scalar is a link error that names it.
+// What cuda_head_parallel does to tensors besides forward_into and backward_into.
 #pragma once
 
 #include <mhla/cuda/device.hpp>
@@ -12,8 +10,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Defined in heads.cuh. An undefined reference to a member means that no .cu of the program has
-/// MHLA_INSTANTIATE_CUDA_HEADS(T).
+/// What MHLA_INSTANTIATE_CUDA_HEADS(T) compiles; see CompiledKernels.
 template <class T>
 struct HeadKernels {
   using A = Accumulator<T>;

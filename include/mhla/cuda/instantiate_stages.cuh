@@ -1,16 +1,267 @@
 // SPDX-License-Identifier: MIT
-// The stages of one variant, for a .cu file of the program: MHLA_INSTANTIATE_CUDA_STAGES.
+// The stages of one variant, for a .cu file of the program: MHLA_INSTANTIATE_CUDA_STAGES. Runs
+// checked stages: those of the cuBLAS path (paths/cublas.cuh) on some blocks, in parts of the
+// batch. Mixing reads and writes the caller's rows; what panels make is copied from or to them.
 #pragma once
 
-#include <mhla/cuda/stages.cuh>
+#include <mhla/cuda/paths/cublas.cuh>
+#include <mhla/cuda/stages.hpp>
 
-/// \addtogroup cuda
-/// \{
+MHLA_NAMESPACE_BEGIN
 
+namespace cuda {
+
+/// The rows of a stage's blocks, of a part of the batch.
+template <class V, class T>
+struct StageRows {
+  using A = Accumulator<T>;
+  using Rows = TensorView<const A, 2>;
+  const CublasPass<V, T>& pass;
+  const CudaDevice& device = pass.device;
+  const Extents<V>& e = pass.e;
+
+  /// S and z of each unit and, if there are several, matrix.
+  BlockSums<A> sums(const Rows& rows, Index matrices) const {
+    if (rows.extent[0] == 0) return {};
+    const Index size = e.summary_size() + (normalizes<V> ? e.feature_dim : 0);
+    const BlockRows<A> all = of_part(rows, matrices, size);
+    return {{all.data, e.summary_size(), size, all.of_block, all.of_unit},
+            {all.data + e.summary_size(), e.feature_dim, size, all.of_block, all.of_unit},
+            rows.extent[0]};
+  }
+  void copy_sums(Index matrices, const BlockSums<A>& from, const BlockSums<A>& to) const {
+    copy(device, e.units(), to.blocks, matrices, from.summaries, to.summaries);
+    if constexpr (normalizes<V>)
+      copy(device, e.units(), to.blocks, matrices, from.key_sums, to.key_sums);
+  }
+  /// Copies den and its gradient to rows or, if these are const, from them.
+  template <class B>
+  void copy_denominators(const TensorView<B, 2>& rows) const {
+    if (rows.extent[0] == 0) return;
+    const PanelRows& of = e.queries;
+    const Index tokens = of.table.block_tokens;
+    BlockRows<A> row = of_part(rows, of.group_size, 2 * tokens);
+    row.size = tokens;
+    const Span<A> both[] = {pass.plan.denominators, pass.plan.grad_denominators};
+    for (const Span<A>& numbers : both) {
+      const BlockRows<A> there = block_rows(numbers, of.table.blocks, of.group_size, tokens);
+      constexpr bool reads = std::is_const_v<B>;
+      copy(device, e.units(), of.table.blocks, of.group_size, reads ? row : there,
+           reads ? there : row);
+      row.data += tokens;
+    }
+  }
+
+ private:
+  /// Those that one stage writes and others read.
+  BlockRows<A> of_part(const Rows& rows, Index heads, Index size) const {
+    const Index of_unit = heads * size;
+    const Index stride = rows.extent[0] > 1 ? rows.stride[0] : rows.extent[1];
+    return {const_cast<A*>(rows.data) + pass.of.first * e.keys.kv_heads * of_unit, size, size,
+            stride, of_unit};
+  }
+};
+
+template <class V, class T>
+void StageKernels<V, T>::require_memory(const Footprint& memory) {
+  require_device_memory(memory);
+}
+
+/// Calls f(pass, rows, cut) for the parts of a stage's batch.
+template <class V, class T, class F>
+void run_stage(const StagePlace<V>& at, const OperandViews<T>& x, const F& f) {
+  if (at.problem.shape.empty()) return;
+  const ForwardCall<V, T> call{at.device, at.attention, at.problem, x, {}, at.workspace};
+  const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
+  const BorrowedCublas cublas(call.device, largest.cublas);
+  for_each_part(call, largest, [&](const auto& part, const auto& cut) {
+    const CublasPass<V, T> pass{part};
+    f(pass, StageRows<V, T>{pass}, cut);
+  });
+}
+/// Calls f(pass, rows, dy, gradients) likewise, and writes dmix.
+template <class V, class T, class F>
+void run_stage_gradient(const StagePlace<V>& at, const OperandViews<T>& x,
+                        const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                        Update of_mix, const F& f) {
+  if (at.problem.shape.empty()) return;
+  const BackwardCall<V, T> call{at.device, at.attention, at.problem, x,
+                                dy,        gradients,    of_mix,     at.workspace};
+  const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
+  const BorrowedCublas cublas(call.device, largest.cublas);
+  run_backward_in_parts(call, largest,
+                        [&](const auto& part, const auto& part_dy, const auto& part_gradients) {
+                          const CublasPass<V, T> pass{part};
+                          f(pass, StageRows<V, T>{pass}, part_dy, part_gradients);
+                        });
+}
+
+template <class V, class T>
+void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::Summarize<T>& call) {
+  run_stage(at, OperandViews<T>{{}, call.k, call.v, {}},
+            [&](const auto& pass, const auto& rows, const auto&) {
+              pass.pack_keys();
+              pass.summarize_blocks();
+              rows.copy_sums(1, pass.summaries(), rows.sums(call.summaries, 1));
+            });
+}
+
+template <class V, class T>
+void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOut<T>& call) {
+  run_stage(at, call.x, [&](const auto& pass, const auto& rows, const auto& cut) {
+    if constexpr (is_causal_within_block<V>) pass.pack_keys();
+    pass.mix_blocks(rows.sums(call.sums.summaries, 1));
+    pass.pack_queries();
+    pass.sum_denominators();
+    pass.read_out_blocks(cut(call.y));
+  });
+}
+
+template <class V, class T>
+void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOutGradient<T>& call) {
+  run_stage_gradient(
+      at, call.x, call.dy, {call.dq, skip, skip, call.dmix}, call.mix_update,
+      [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
+        const BlockSums<A> from = rows.sums(call.sums.summaries, 1);
+        if constexpr (is_causal_within_block<V>) pass.pack_keys();
+        pass.mix_blocks(from);
+        pass.pack_queries();
+        pass.sum_denominators();
+        pass.divide(dy);
+        pass.read_out_blocks_gradient();
+        pass.denominators_gradient();
+        if (to.query.wanted)
+          pass.unpack_gradient(pass.queries_gradient(), pass.of.scale(), pass.of.q, to.query.view,
+                               call.update);
+        if (to.mix.wanted) pass.mixing_gradient(from);
+        const Index matrices = pass.e.matrices;
+        rows.copy_sums(matrices, pass.mixed_gradients(), rows.sums(call.left.mixtures, matrices));
+        if constexpr (is_causal_within_block<V> && normalizes<V>)
+          rows.copy_denominators(call.left.denominators);
+      });
+}
+
+template <class V, class T>
+void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::MixGradient<T>& call) {
+  run_stage(at, OperandViews<T>{{}, {}, {}, call.mix},
+            [&](const auto& pass, const auto& rows, const auto&) {
+              pass.mix_blocks_gradient(rows.sums(call.mixtures, pass.e.matrices),
+                                       rows.sums(call.summary_gradients, 1));
+            });
+}
+
+template <class V, class T>
+void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::SummarizeGradient<T>& call) {
+  // Only the diagonal of dmix comes from here; what it is added to stays.
+  run_stage_gradient(
+      at, call.x, call.dy, {skip, call.dk, call.dv, call.dmix}, Update::accumulate,
+      [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
+        pass.pack_keys();
+        if constexpr (is_causal_within_block<V>) {
+          pass.pack_queries();
+          if constexpr (normalizes<V>) rows.copy_denominators(call.denominators);
+          pass.divide(dy);
+          pass.own_blocks_gradient();
+          if constexpr (mixes_key_sums<V>) {
+            pass.sum_own_keys();
+            pass.own_key_sums_gradient();
+          }
+          if (to.mix.wanted) add_own_mixing_gradient(pass.of);
+        }
+        rows.copy_sums(1, rows.sums(call.summary_gradients, 1), pass.summary_gradients());
+        pass.summarize_blocks_gradient(to, call.update);
+      });
+}
+
+template <class V, class T>
+void StageKernels<V, T>::copy_tensor(const CudaDevice& device, const TensorView<const T, 4>& from,
+                                     const TensorView<T, 4>& to) {
+  copy(device, from, to);
+}
+template <class V, class T>
+void StageKernels<V, T>::copy_tensor(const CudaDevice& device, const TensorView<const A, 3>& from,
+                                     const TensorView<A, 3>& to) {
+  copy(device, from, to);
+}
+template <class V, class T>
+void StageKernels<V, T>::clear_tensor(const CudaDevice& device, const TensorView<T, 4>& tensor) {
+  set_zero(device, tensor);
+}
+template <class V, class T>
+void StageKernels<V, T>::clear_masked(const CudaDevice& device,
+                                      const TensorView<const std::uint8_t, 2>& mask,
+                                      const TensorView<T, 4>& tensor) {
+  cuda::clear_masked(device, mask, tensor);
+}
+template <class V, class T>
+void StageKernels<V, T>::clear_tensor(const CudaDevice& device, const TensorView<A, 3>& tensor) {
+  set_zero(device, tensor);
+}
+
+/// Moves an element between rows of sums and bytes that travel: all of S as bfloat16, then all of
+/// z. With const Sum it rounds, with const Byte it widens.
+template <class Sum, class Byte>
+struct RoundSums {
+  using A = std::remove_const_t<Sum>;
+  SumsLayout of;
+  TensorView<Sum, 2> rows;
+  Byte* travelling;
+  Index bytes;     // of a row that travels
+  Index key_sums;  // where z begins in them
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index row = i / rows.extent[1];
+    const Index element = i % rows.extent[1];
+    const Index unit = element / (of.summary + of.key_sum);
+    const Index c = element % (of.summary + of.key_sum);
+    if (c < of.summary)
+      move(rows(row, element), place<BFloat16>(row, 0)[unit * of.summary + c]);
+    else
+      move(rows(row, element), place<A>(row, key_sums)[unit * of.key_sum + c - of.summary]);
+  }
+
+ private:
+  template <class X>
+  MHLA_HOST_DEVICE auto* place(Index row, Index first) const {
+    return reinterpret_cast<std::conditional_t<std::is_const_v<Byte>, const X, X>*>(
+        travelling + row * bytes + first);
+  }
+  template <class X>
+  MHLA_HOST_DEVICE static void move(Sum& sum, X& travels) {
+    if constexpr (!std::is_const_v<Sum>)
+      sum = static_cast<A>(travels);
+    else if constexpr (std::is_same_v<X, A>)
+      travels = sum;
+    else
+      travels = X(static_cast<float>(sum));
+  }
+};
+template <class Sum, class Byte>
+void round_sums(const CudaDevice& device, const SumsLayout& of, const TensorView<Sum, 2>& rows,
+                Byte* travelling) {
+  using A = std::remove_const_t<Sum>;
+  const Index bytes = of.bytes<A>(Wire::bfloat16);
+  const Index key_sums = of.count * of.key_sum * static_cast<Index>(sizeof(A));
+  launch(device, rows.size(), RoundSums<Sum, Byte>{of, rows, travelling, bytes, bytes - key_sums});
+}
+template <class V, class T>
+void StageKernels<V, T>::round_rows(const CudaDevice& device, const SumsLayout& of,
+                                    const Rows& rows, std::byte* to) {
+  round_sums(device, of, rows, to);
+}
+template <class V, class T>
+void StageKernels<V, T>::widen_rows(const CudaDevice& device, const SumsLayout& of,
+                                    const std::byte* from, const TensorView<A, 2>& rows) {
+  round_sums(device, of, rows, from);
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END
+
+/// \ingroup cuda
 /// Compiles mhla::CudaStages, and cuda_sequence_parallel, of `Variant`, packed or not, on tensors
 /// of `Scalar`, in the global namespace of a .cu file of the program. `Variant` contains no comma:
 /// give it a name.
 #define MHLA_INSTANTIATE_CUDA_STAGES(Variant, Scalar) \
   template struct mhla::cuda::StageKernels<Variant, Scalar>
-
-/// \}

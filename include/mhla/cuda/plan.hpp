@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The memory of a call, laid out in the caller's workspace. Constructed on a measuring arena, a
-// plan only determines how much it takes; it needs no CUDA header, so that a plain .cpp can use it.
+// plan only determines how much it takes.
 #pragma once
 
 #include <mhla/cuda/head_dims.hpp>

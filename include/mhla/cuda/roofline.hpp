@@ -2,7 +2,7 @@
 // The cost model of paths: a kernel takes as long as the slowest of moving its bytes, computing its
 // products and issuing its instructions, at the share of the chip's rates that its warps reach, and
 // a launch. Shares and instructions are those of a simulation of the compiled kernels at the shapes
-// of bench/gpu_shapes.hpp, which the model meets within a quarter. Needs no CUDA header.
+// of bench/gpu_shapes.hpp, which the model meets within a quarter.
 #pragma once
 
 #include <mhla/cuda/plan.hpp>
@@ -91,7 +91,7 @@ struct KernelCost {
 /// The kernels of a path, one after another.
 struct PathCost {
   static constexpr int max_kernels = 32;
-  KernelCost kernel[std::size_t{max_kernels}];
+  KernelCost kernel[std::size_t{max_kernels}]{};
   int count = 0;
   double flops_per_second = 1;
   bool summaries_in_cache = false;

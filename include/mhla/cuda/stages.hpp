@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Stages on a CUDA device: the counterpart of <mhla/stages.hpp> in the caller's device memory.
-// Needs no CUDA header: the kernels are in another translation unit, made by
-// <mhla/cuda/instantiate_stages.cuh>; a missing variant is a link error that names it.
 #pragma once
 
 #include <mhla/cuda/choose_path.hpp>
@@ -20,8 +18,7 @@ struct StagePlace {
   WorkspaceView workspace;
 };
 
-/// What runs checked stages; defined in stages.cuh. An undefined reference to a member means that
-/// no .cu of the program has MHLA_INSTANTIATE_CUDA_STAGES(V, T).
+/// What runs checked stages, compiled by MHLA_INSTANTIATE_CUDA_STAGES(V, T); see CompiledKernels.
 template <class V, class T>
 struct StageKernels {
   using A = Accumulator<T>;
@@ -146,9 +143,7 @@ struct StageBackend {
 
 }  // namespace cuda
 
-/// \addtogroup cuda
-/// \{
-
+/// \ingroup cuda
 /// mhla::Stages on a CUDA device: the same calls with a CudaDevice in place of the executor, and
 /// views of device memory. They run on cuBLAS, in stream order; nothing is allocated or waited for.
 /// \code
@@ -170,7 +165,5 @@ struct StageBackend {
 /// see CudaDevice.
 template <class V, class T = void>
 using CudaStages = BasicStages<V, T, cuda::StageBackend>;
-
-/// \}
 
 MHLA_NAMESPACE_END

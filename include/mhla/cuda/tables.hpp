@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // What a call's geometry and rotation become in device memory: tables, which tables.cuh fills.
-// Needs no CUDA header.
 //
 // The tokens of each block: blocks are padded to one length, so that every product is a batch of
 // equal ones; entries after a block's last token are absent. Packed and padded batches differ only

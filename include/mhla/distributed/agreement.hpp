@@ -4,9 +4,7 @@
 // on, is named on every rank, and no rank waits for it.
 #pragma once
 
-#include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
-#include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -15,7 +13,7 @@ MHLA_NAMESPACE_BEGIN
 inline constexpr Index agreement_bytes = 512;
 
 /// Bytes of the same before results are written.
-inline constexpr Index confirmation_bytes = 8;
+inline constexpr Index confirmation_bytes = sizeof(std::int64_t);
 
 /// What every rank has of this: as many elements of each, one rank's after the other's.
 template <class T, Communicator C>
@@ -33,7 +31,6 @@ std::vector<T> gather_all(const C& communicator, Span<const T> mine) {
 /// alone. \throws CommunicationError if one does not answer.
 template <Communicator C>
 void confirm(const C& communicator) {
-  static_assert(sizeof(std::int64_t) == confirmation_bytes);
   const std::int64_t received = 1;
   gather_all(communicator, Span<const std::int64_t>{&received, 1});
 }

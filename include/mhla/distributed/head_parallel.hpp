@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A sequence divided by tokens, computed by heads: what ranks tell each other is tensors, of which
-// every rank has some tokens of all heads, and then all tokens of some heads, or the other way
-// round: an all-to-all (DeepSpeed-Ulysses, arXiv 2309.14509).
+// A sequence divided by tokens, computed by heads, as by DeepSpeed-Ulysses (arXiv 2309.14509).
 #pragma once
 
 #include <mhla/cpu/host_kernels.hpp>
@@ -14,12 +12,22 @@ MHLA_NAMESPACE_BEGIN
 /// \{
 
 /// \cond INTERNAL
+// A rank's heads: `own` is the call's problem with these alone.
+template <AttentionVariant V>
+struct OwnHeads {
+  V attention;
+  Problem whole;
+  Problem own;
+  Index rank;
+};
+
 // Any variant's heads on CPUs. dmix that heads share is rank 0's: it gets the partial sums of all
 // heads, and adds them up in the order of one process.
 template <AttentionVariant V, StorageScalar T>
 class HostHeads {
   using A = Accumulator<T>;
   using L = cpu::LoweredOf<V>;
+  using Heads = OwnHeads<V>;
 
  public:
   using Variant = V;
@@ -32,10 +40,6 @@ class HostHeads {
   template <class E>
   static constexpr bool runs_on = Executor<E>;
 
-  /// For a call whose problem is `whole`; that of this rank's heads is `own`.
-  HostHeads(const V& attention, const Problem& whole, const Problem& own, Index rank)
-      : attention_(attention), whole_(whole), own_(own), rank_(rank) {}
-
   /// The tokens of some blocks of a list.
   template <class List>
   static Tokens tokens(const List& list, const BlockRange& blocks) {
@@ -43,36 +47,33 @@ class HostHeads {
   }
 
   /// Whether backward writes dmix.
-  bool gives_dmix() const { return !own_.shape.empty() && (!sums_over_heads() || rank_ == 0); }
-
-  template <class E>
-  Index forward_workspace_size(const E& executor) const {
-    return mhla::forward_workspace_size<T>(attention_, own_.shape, executor);
+  static bool gives_dmix(const Heads& heads) {
+    return !heads.own.shape.empty() && (!sums_over_heads(heads) || heads.rank == 0);
   }
   template <class E>
-  Index backward_workspace_size(const E& executor) const {
+  static Index backward_workspace_size(const Heads& heads, const E& executor) {
     Arena arena;
-    lay_out(arena, executor);
+    lay_out(heads, arena, executor);
     return arena.used();
   }
 
   /// Overwrites dq, dk, dv; `update` is dmix's. On all ranks together.
   template <class E, class C>
-  void backward(const E& executor, const C& communicator, const OperandViews<T>& x,
-                const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
-                WorkspaceView workspace) const {
+  static void backward(const Heads& heads, const E& executor, const C& communicator,
+                       const OperandViews<T>& x, const TensorView<const T, 4>& dy,
+                       const GradientViews<T>& gradients, Update update, WorkspaceView workspace) {
     Arena arena(workspace);
-    Memory memory = lay_out(arena, executor);
+    Memory memory = lay_out(heads, arena, executor);
     std::optional<cpu::BackwardPlan<L, A>>& plan = memory.plan;
     cpu::BackwardRequest<L, T> request{dy, gradients, Update::overwrite};
     const auto operands = [&] {
-      return cpu::Operands<L, T>{x, cpu::lower(attention_), plan->plan};
+      return cpu::Operands<L, T>{x, cpu::lower(heads.attention), plan->plan};
     };
     if (plan) {
       plan->plan.pack_mixing(x.mix);
       cpu::run_backward(operands(), request, *plan, {}, executor);
-      if constexpr (requires { attention_.masks; }) {
-        cpu::clear_masked(attention_.masks, gradients);
+      if constexpr (requires { heads.attention.masks; }) {
+        cpu::clear_masked(heads.attention.masks, gradients);
       }
     } else {
       cpu::set_zero(gradients.query.view);
@@ -80,8 +81,9 @@ class HostHeads {
       cpu::set_zero(gradients.value.view);
     }
     if (!gradients.mix.wanted) return;
-    if (sums_over_heads() && !whole_.shape.empty()) gather_sums(communicator, memory);
-    if (!gives_dmix()) return;
+    if (sums_over_heads(heads) && !heads.whole.shape.empty())
+      gather_sums(heads, communicator, memory);
+    if (!gives_dmix(heads)) return;
     request.update = update;
     cpu::write_mixing_gradient(operands(), request, *plan, executor);
   }
@@ -93,54 +95,47 @@ class HostHeads {
   };
 
   // Whether dmix is a sum over the heads of several ranks.
-  bool sums_over_heads() const { return whole_.shape.mix_heads == 1; }
-  cpu::PartialSums all_sums() const {
-    return cpu::BackwardPlan<L, A>::partial_sums(attention_, whole_);
+  static bool sums_over_heads(const Heads& heads) { return heads.whole.shape.mix_heads == 1; }
+  static cpu::PartialSums all_sums(const Heads& heads) {
+    return cpu::BackwardPlan<L, A>::partial_sums(heads.attention, heads.whole);
   }
   template <class E>
-  Memory lay_out(Arena& arena, const E& executor) const {
+  static Memory lay_out(const Heads& heads, Arena& arena, const E& executor) {
     Memory memory;
-    if (sums_over_heads() && rank_ == 0 && !whole_.shape.empty()) {
-      const cpu::PartialSums all = all_sums();
+    if (sums_over_heads(heads) && heads.rank == 0 && !heads.whole.shape.empty()) {
+      const cpu::PartialSums all = all_sums(heads);
       memory.sums = arena.take<A>(checked_mul(all.count(), all.size));
     }
-    if (!own_.shape.empty())
-      memory.plan.emplace(arena, attention_, own_, executor,
-                          cpu::multiplies_pairs_backward<T>(attention_, own_));
+    if (!heads.own.shape.empty())
+      memory.plan.emplace(arena, heads.attention, heads.own, executor,
+                          cpu::multiplies_pairs_backward<T>(heads.attention, heads.own));
     return memory;
   }
   // Rank 0 gets the partial sums of all heads, in the order in which one process adds them up.
   template <class C>
-  void gather_sums(const C& communicator, Memory& memory) const {
-    const cpu::PartialSums all = all_sums();
+  static void gather_sums(const Heads& heads, const C& communicator, Memory& memory) {
+    const cpu::PartialSums all = all_sums(heads);
     const Index ranks = communicator.size();
     const Shares shares = equal_shares(all.kv_heads, ranks);
-    const auto part = [&](Index group, Index kv_heads, Index first, Index count) -> Part {
+    const auto part = [&](Index group, Index kv_heads, const BlockRange& of) -> Part {
       const Index bytes = all.size * static_cast<Index>(sizeof(A));
-      return {(group * kv_heads + first) * bytes, count * bytes};
+      return {(group * kv_heads + of.first) * bytes, of.count * bytes};
     };
-    const Index own = own_.shape.kv_heads;
+    const Index own = heads.own.shape.kv_heads;
     for (Index group = 0; group < all.sequence_groups; ++group) {
       Parts to(ranks);
       Parts from(ranks);
-      to[0] = part(group, own, 0, own);
-      for (Index r = 0; r < ranks && rank_ == 0; ++r) {
-        const BlockRange& heads = shares[static_cast<std::size_t>(r)];
-        from[r] = part(group, all.kv_heads, heads.first, heads.count);
-      }
+      to[0] = part(group, own, {0, own});
+      for (Index r = 0; r < ranks && heads.rank == 0; ++r)
+        from[r] = part(group, all.kv_heads, shares[static_cast<std::size_t>(r)]);
       communicator.all_to_all(memory.plan ? memory.plan->grad_mixing.data : nullptr, to,
                               memory.sums.data, from);
     }
-    if (rank_ != 0 || !memory.plan) return;
+    if (heads.rank != 0 || !memory.plan) return;
     memory.plan->partials = all;
     memory.plan->grad_mixing = memory.sums;
-    memory.plan->plan.problem = whole_;
+    memory.plan->plan.problem = heads.whole;
   }
-
-  V attention_;
-  Problem whole_;
-  Problem own_;
-  Index rank_;
 };
 /// \endcond
 
@@ -179,14 +174,16 @@ class HeadParallel {
   HeadParallel(const V& attention, const Shape& whole, const C& communicator, Shares queries,
                Shares keys = {})
       : communicator_(&communicator),
-        attention_(attention),
-        whole_(agreed_problem(whole, queries, keys.empty() ? queries : keys)),
-        query_tokens_(tokens_of_ranks(query_list(attention, whole_), queries)),
-        key_tokens_(tokens_of_ranks(key_list(attention, whole_), keys.empty() ? queries : keys)),
+        heads_{attention,
+               agreed_problem(attention, whole, queries, keys.empty() ? queries : keys),
+               {},
+               communicator.rank()},
+        query_tokens_(tokens_of_ranks(query_list(attention, heads_.whole), queries)),
+        key_tokens_(
+            tokens_of_ranks(key_list(attention, heads_.whole), keys.empty() ? queries : keys)),
         kv_heads_(equal_shares(whole.kv_heads, communicator.size())),
-        own_(own_problem()),
-        heads_(attention, whole_, own_, communicator.rank()),
         local_(whole) {
+    heads_.own = own_problem();
     const auto rank = static_cast<std::size_t>(communicator.rank());
     local_.query_tokens = static_cast<Index>(query_tokens_[rank].size());
     local_.key_tokens = static_cast<Index>(key_tokens_[rank].size());
@@ -218,15 +215,16 @@ class HeadParallel {
     Arena arena(workspace);
     const Memory memory = Agreement("forward").settle(*communicator_, [&] {
       require_local(local_, x);
-      Kernels::require_memory(require_forward(attention_, local_, x, y, workspace, {}));
+      Kernels::require_memory(require_forward(heads_.attention, local_, x, y, workspace, {}));
       require_workspace(workspace, forward_workspace_size(executor), "mhla::HeadParallel",
                         "forward_workspace_size says how many it takes");
       return lay_out(arena, executor, false);
     });
     exchange(executor, Division::by_heads, operands(x, memory), Update::overwrite, memory.buffer);
     const OperandViews<T> own = of_heads(executor, x, memory);
-    if (own_.shape.kv_heads > 0)
-      forward_into(attention_, executor, own.q, own.k, own.v, own.mix, memory.y, memory.scratch);
+    if (has_heads())
+      forward_into(heads_.attention, executor, own.q, own.k, own.v, own.mix, memory.y,
+                   memory.scratch);
     exchange(executor, Division::by_tokens, {{memory.y, y, &query_tokens_}}, Update::overwrite,
              memory.buffer);
   }
@@ -247,7 +245,7 @@ class HeadParallel {
     const Memory memory = agreement.settle(*communicator_, [&] {
       require_local(local_, x);
       Kernels::require_memory(
-          require_backward(attention_, local_, x, dy, gradients, workspace, {}));
+          require_backward(heads_.attention, local_, x, dy, gradients, workspace, {}));
       require_workspace(workspace, backward_workspace_size(executor), "mhla::HeadParallel",
                         "backward_workspace_size says how many it takes");
       return lay_out(arena, executor, true);
@@ -268,11 +266,11 @@ class HeadParallel {
     want(dk, memory.dk, key_tokens_, of_own_heads.key);
     want(dv, memory.dv, key_tokens_, of_own_heads.value);
     if (dmix.wanted) of_own_heads.mix = as_mix(memory.dmix);
-    const bool gives_dmix = dmix.wanted && heads_.gives_dmix();
+    const bool gives_dmix = dmix.wanted && H::gives_dmix(heads_);
     if (gives_dmix && update == Update::accumulate)
       Kernels::copy_tensor(executor, matrices(dmix.view), memory.dmix);
-    heads_.backward(executor, *communicator_, of_heads(executor, x, memory), memory.y, of_own_heads,
-                    update, memory.scratch);
+    H::backward(heads_, executor, *communicator_, of_heads(executor, x, memory), memory.y,
+                of_own_heads, update, memory.scratch);
     exchange(executor, Division::by_tokens, to_tokens, update, memory.buffer);
     if (dmix.wanted && update == Update::overwrite) Kernels::clear_tensor(executor, dmix.view);
     if (gives_dmix) Kernels::copy_tensor(executor, memory.dmix, matrices(dmix.view));
@@ -298,17 +296,18 @@ class HeadParallel {
     WorkspaceView scratch;  // of the pass
   };
 
-  Problem agreed_problem(const Shape& whole, const Shares& queries, const Shares& keys) const {
+  Problem agreed_problem(const V& attention, const Shape& whole, const Shares& queries,
+                         const Shares& keys) const {
     Agreement agreement("head_parallel");
-    add_call<T>(agreement, attention_, whole, queries, keys, H::compared);
+    add_call<T>(agreement, attention, whole, queries, keys, H::compared);
     return agreement.settle(*communicator_, [&] {
-      const Problem problem = checked_problem(attention_, whole);
+      const Problem problem = checked_problem(attention, whole);
       const Index ranks = communicator_->size();
-      require_shares("queries", queries, query_list(attention_, problem).num_blocks(), ranks);
-      require_shares("keys", keys, key_list(attention_, problem).num_blocks(), ranks);
-      if constexpr (requires { attention_.masks; }) {  // which have been checked by now
+      require_shares("queries", queries, query_list(attention, problem).num_blocks(), ranks);
+      require_shares("keys", keys, key_list(attention, problem).num_blocks(), ranks);
+      if constexpr (requires { attention.masks; }) {  // which have been checked by now
         agreement.add_hash("mask", [&](auto& hash) {
-          fingerprint::add_masks(hash, attention_.masks, whole, H::compared);
+          fingerprint::add_masks(hash, attention.masks, whole, H::compared);
         });
       }
       return problem;
@@ -321,14 +320,15 @@ class HeadParallel {
     const Index group = all == 0 ? 0 : heads / all;
     return {share.first * group, share.count * group};
   }
+  bool has_heads() const { return heads_.own.shape.kv_heads > 0; }
   // The call of this rank's heads.
   Problem own_problem() const {
-    Problem problem = whole_;
-    const Index rank = communicator_->rank();
-    problem.shape.heads = heads_of(rank, whole_.shape.heads).count;
-    problem.shape.kv_heads = heads_of(rank, whole_.shape.kv_heads).count;
-    if (whole_.shape.mix_heads != 1) problem.shape.mix_heads = problem.shape.heads;
-    if (whole_.shape.mix_per_item()) problem.shape.mix_heads *= whole_.shape.batch;
+    Problem problem = heads_.whole;
+    const Shape whole = problem.shape;
+    problem.shape.heads = heads_of(heads_.rank, whole.heads).count;
+    problem.shape.kv_heads = heads_of(heads_.rank, whole.kv_heads).count;
+    if (whole.mix_heads != 1) problem.shape.mix_heads = problem.shape.heads;
+    if (whole.mix_per_item()) problem.shape.mix_heads *= whole.batch;
     return problem;
   }
 
@@ -429,7 +429,7 @@ class HeadParallel {
 
   template <class E>
   Memory lay_out(Arena& arena, const E& executor, bool backward) const {
-    const Shape& s = own_.shape;
+    const Shape& s = heads_.own.shape;
     const auto queries = [&](Index dim) {
       return arena.take_tensor<T>(s.batch, s.heads, s.query_tokens, dim);
     };
@@ -449,13 +449,15 @@ class HeadParallel {
     // Of the messages, the operands' are the longest: with dy, or alone longer than y.
     const Index all = checked_add(buffer_size(local_), buffer_size(s));
     memory.buffer = arena.take<T>(all);
-    memory.scratch = arena.take_bytes(backward ? heads_.backward_workspace_size(executor)
-                                               : heads_.forward_workspace_size(executor));
+    memory.scratch = arena.take_bytes(
+        backward      ? H::backward_workspace_size(heads_, executor)
+        : has_heads() ? mhla::forward_workspace_size<T>(heads_.attention, s, executor)
+                      : 0);
     if (!backward) return memory;
     memory.dq = queries(s.key_dim);
     memory.dk = keys(s.key_dim);
     memory.dv = keys(s.value_dim);
-    if (heads_.gives_dmix()) memory.dmix = matrices();
+    if (H::gives_dmix(heads_)) memory.dmix = matrices();
     return memory;
   }
   // Elements of q, k, v and y of a shape.
@@ -466,13 +468,10 @@ class HeadParallel {
   }
 
   const C* communicator_;
-  V attention_;
-  Problem whole_;
+  OwnHeads<V> heads_;
   std::vector<Tokens> query_tokens_;  // of every rank
   std::vector<Tokens> key_tokens_;
   Shares kv_heads_;  // of every rank, who has the query heads that share them
-  Problem own_;
-  H heads_;
   Shape local_;
 };
 

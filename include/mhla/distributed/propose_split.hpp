@@ -5,7 +5,6 @@
 
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/distributed/agreement.hpp>
-#include <mhla/distributed/sums_exchange.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -171,32 +170,26 @@ class SplitTraffic {
   struct Tokens {
     Index queries, keys;
   };
-  // Of tensors with some tokens, per kv head.
-  struct Bytes {
-    CheckedSize of_query, of_key;
-
-    CheckedSize operator()(const Tokens& tokens) const {
-      return of_query * tokens.queries + of_key * tokens.keys;
-    }
-  };
-  // What goes to the rank that computes, and what comes back.
+  // Bytes of a query and of a key, per kv head, that go to the rank that computes and come back.
   struct Widths {
-    Bytes out, back;
+    CheckedSize query_out, key_out, query_back, key_back;
 
-    CheckedSize operator()(const Tokens& tokens) const { return out(tokens) + back(tokens); }
+    CheckedSize out(const Tokens& of) const { return query_out * of.queries + key_out * of.keys; }
+    CheckedSize back(const Tokens& of) const {
+      return query_back * of.queries + key_back * of.keys;
+    }
+    CheckedSize operator()(const Tokens& of) const { return out(of) + back(of); }
   };
   struct Rows {
     CheckedSize sent = 0, received = 0;
   };
 
   // q, k, v; y.
-  Widths forward() const {
-    return {{group() * query(), query() + value()}, {group() * value(), 0}};
-  }
+  Widths forward() const { return {group() * query(), query() + value(), group() * value(), 0}; }
   // q, dy, k, v; dq, dk, dv.
   Widths backward() const {
     const CheckedSize both = query() + value();
-    return {{group() * both, both}, {group() * query(), both}};
+    return {group() * both, both, group() * query(), both};
   }
   // Bytes of a token's query or key, and of its value.
   CheckedSize query() const { return CheckedSize(token_bytes) * problem_.shape.key_dim; }
@@ -204,8 +197,7 @@ class SplitTraffic {
   CheckedSize group() const { return problem_.shape.group_size(); }
 
   Index kv_heads(Index rank) const {
-    const Index all = problem_.shape.kv_heads;
-    return even_split(all, ranks(), rank + 1) - even_split(all, ranks(), rank);
+    return piece_of({0, problem_.shape.kv_heads}, rank, ranks()).count;
   }
   CheckedSize batch() const { return problem_.shape.batch; }
   CheckedSize units() const { return batch() * problem_.shape.kv_heads; }
@@ -351,17 +343,16 @@ SplitProposal propose_split(const V& attention, const Shape& shape, const SplitC
 
 /// A proposal in words and numbers.
 inline std::string to_string(const SplitProposal& proposal) {
-  const auto number = [](Index n) { return std::to_string(n); };
   const auto cost = [&](const SplitCost& of) {
-    return number(of.working) + " of " + number(proposal.ranks) +
-           " ranks have work; the busiest moves " + number(of.forward) + " bytes forward, " +
-           number(of.backward) + " backward; the fullest holds " + number(of.held) + "\n";
+    return joined({of.working, " of ", proposal.ranks, " ranks have work; the busiest moves ",
+                   of.forward, " bytes forward, ", of.backward, " backward; the fullest holds ",
+                   of.held});
   };
-  return std::string(proposal.split == Split::by_sequence ? "by sequence" : "by heads") + ": " +
-         proposal.reason + "\n" +
-         (proposal.refusal != nullptr ? std::string("  not by sequence: ") + proposal.refusal + "\n"
-                                      : "  by sequence: " + cost(proposal.by_sequence)) +
-         "  by heads: " + cost(proposal.by_heads);
+  return joined(
+      {proposal.split == Split::by_sequence ? "by sequence: " : "by heads: ", proposal.reason,
+       proposal.refusal != nullptr ? "\n  not by sequence: " : "\n  by sequence: ",
+       proposal.refusal != nullptr ? std::string(proposal.refusal) : cost(proposal.by_sequence),
+       "\n  by heads: ", cost(proposal.by_heads), "\n"});
 }
 
 /// Says which split propose_split takes and why, and of both which ranks work, what the busiest

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <mhla/distributed/agreement.hpp>
-#include <mhla/distributed/sums_exchange.hpp>
 #include <mhla/stages.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -298,8 +297,11 @@ class SequenceParallel {
   }
   BlockRange read_keys() const { return own(keys_read_); }
   BlockRange read_queries() const { return own(queries_read_); }
-  // Of blocks whose summaries are made, and then travel.
-  Index pieces() const { return recurs ? 1 : pieces_of_summaries(*communicator_); }
+  // In which S travels, if the next can be made meanwhile. dS~ does not: each piece would transpose
+  // all summaries again, a twentieth of the backward pass.
+  Index pieces() const {
+    return !recurs && OverlapsMessages<C> && communicator_->size() > 1 ? 4 : 1;
+  }
   // Some of `blocks`, counted from their first.
   static BlockRange within(const BlockRange& blocks, const BlockRange& some) {
     return {some.first - blocks.first, some.count};

@@ -8,9 +8,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup executors
-/// \{
-
+/// \ingroup executors
 /// Runs the tasks of a call by at::parallel_for, on as many threads as torch.set_num_threads says.
 struct AtParallelExecutor {
   /// at::get_num_threads()
@@ -25,7 +23,5 @@ struct AtParallelExecutor {
     });
   }
 };
-
-/// \}
 
 MHLA_NAMESPACE_END

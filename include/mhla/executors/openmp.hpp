@@ -13,9 +13,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup executors
-/// \{
-
+/// \ingroup executors
 /// Runs the tasks of a call on OpenMP's threads, drawn one by one. Inside a parallel region, unless
 /// nested ones are enabled, the calling thread runs all of them. If tasks throw, the caller gets
 /// one of the exceptions after all tasks have run.
@@ -41,7 +39,5 @@ struct OpenMpExecutor {
     if (failure) std::rethrow_exception(failure);
   }
 };
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -11,9 +11,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup executors
-/// \{
-
+/// \ingroup executors
 /// Runs the tasks of a call in the calling thread's arena. For fewer threads, make the call inside
 /// tbb::task_arena::execute. What a task throws reaches the caller; tasks that have not begun are
 /// not run then.
@@ -33,7 +31,5 @@ struct TbbExecutor {
         tbb::simple_partitioner());
   }
 };
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -6,7 +6,6 @@
 
 #include <mhla/policy/block_list.hpp>
 #include <mhla/policy/checks.hpp>
-#include <mhla/policy/sums_layout.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

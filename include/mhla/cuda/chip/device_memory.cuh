@@ -27,8 +27,7 @@ inline std::string advice_on_code() {
   if (cudaGetDevice(&device) == cudaSuccess &&
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess)
-    chip = "compute capability " + std::to_string(major) + "." + std::to_string(minor) +
-           ", which device " + std::to_string(device) + " has";
+    chip = joined({"compute capability ", major, ".", minor, ", which device ", device, " has"});
   return "; the .cu with MHLA_INSTANTIATE_CUDA has to be compiled for " + chip +
          " (CMAKE_CUDA_ARCHITECTURES, or nvcc's -gencode)";
 }
@@ -123,16 +122,15 @@ void require_borrowed_memory(const V& attention) {
 }
 
 /// What both passes read and write.
-template <class V, class T>
-void require_memory_of_call(const V& attention, const OperandViews<T>& operands,
-                            const Span<std::byte>& workspace, const Span<Accumulator<T>>& state) {
-  require_device_memory(operands.q, "q");
-  require_device_memory(operands.k, "k");
-  require_device_memory(operands.v, "v");
-  require_device_memory(operands.mix, "mix");
-  require_borrowed_memory(attention);
-  require_device_memory(workspace, "workspace");
-  require_device_memory(state, "state");
+template <class PassCall>
+void require_memory_of_call(const PassCall& call) {
+  require_device_memory(call.operands.q, "q");
+  require_device_memory(call.operands.k, "k");
+  require_device_memory(call.operands.v, "v");
+  require_device_memory(call.operands.mix, "mix");
+  require_borrowed_memory(call.attention);
+  require_device_memory(Span<const std::byte>(call.workspace), "workspace");
+  require_device_memory(call.state, "state");
 }
 
 }  // namespace cuda

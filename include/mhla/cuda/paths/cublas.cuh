@@ -126,7 +126,7 @@ struct CublasPass {
     if (keys_wanted) summarize_blocks_gradient(gradients, update);
   }
 
-  // What a stage alone (cuda/stages.cuh) calls too.
+  // What a stage alone (cuda/instantiate_stages.cuh) calls too.
 
   /// S and z of key blocks, S~ and z~ of query blocks, and their gradients, in the plan's memory.
   BlockSums<A> summaries() const { return of_keys(plan.summaries, plan.key_sums); }

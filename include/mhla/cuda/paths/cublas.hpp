@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The cuBLAS path, which runs every call: tensors go through panels in the accumulator type, blocks
-// padded to the longest, with element-wise kernels around the products. cublas.cuh runs it; this
-// needs no CUDA header.
+// padded to the longest, with element-wise kernels around the products.
 #pragma once
 
 #include <mhla/cuda/call.hpp>
@@ -130,21 +129,16 @@ struct CublasCost {
 
 /// Runs every call.
 struct CublasPath {
-  static constexpr CudaPath id = CudaPath::cublas;
-  static constexpr const char* name = "cublas";
-  static constexpr bool has_backward = true;
-  static constexpr bool keeps_state = true;
-  static constexpr bool is_fused = false;
+  static constexpr PathTraits traits{.id = CudaPath::cublas, .name = "cublas", .is_fused = false};
   template <class V, class T>
   using Plan = cuda::Plan<V, Accumulator<T>>;
 
   template <class V, class T>
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
     const CublasCost<V, T> cost{{call.attention, call.problem}};
-    PathCost path;
-    path.flops_per_second = std::is_same_v<Accumulator<T>, double> ? gpu.double_flops
-                            : call.products == FloatProducts::tf32 ? gpu.tf32_flops
-                                                                   : gpu.float_flops;
+    PathCost path{.flops_per_second = std::is_same_v<Accumulator<T>, double> ? gpu.double_flops
+                                      : call.products == FloatProducts::tf32 ? gpu.tf32_flops
+                                                                             : gpu.float_flops};
     path.add(cost.size.tables());
     cost.add_stages(path, call.direction);
     // Parts of the batch repeat the launches.

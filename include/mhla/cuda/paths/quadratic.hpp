@@ -5,8 +5,6 @@
 //   forward:   a tile of queries sees every tile of keys that it may see
 //   backward:  denominators, their gradients, dq and parts of dm, by tiles of queries; dk and dv,
 //              by tiles of keys; the sum of dm's parts
-//
-// quadratic.cuh runs it; this needs no CUDA header.
 #pragma once
 
 #include <mhla/cuda/call.hpp>
@@ -66,8 +64,7 @@ struct PairsCost {
     return cost;
   }
   PathCost path(const NominalGpu& gpu) const {
-    PathCost path;
-    path.flops_per_second = gpu.sixteen_bit_flops;
+    PathCost path{.flops_per_second = gpu.sixteen_bit_flops};
     path.add(size.tables());
     if (!call.is_backward()) {
       path.add(pass(tiles().own, tiles().others, 1, d + e));
@@ -96,11 +93,8 @@ struct PairsCost {
 
 /// Fused kernels over pairs of tokens.
 struct QuadraticPath {
-  static constexpr CudaPath id = CudaPath::quadratic;
-  static constexpr const char* name = "quadratic";
-  static constexpr bool has_backward = true;
-  static constexpr bool keeps_state = false;
-  static constexpr bool is_fused = true;
+  static constexpr PathTraits traits{
+      .id = CudaPath::quadratic, .name = "quadratic", .keeps_state = false};
   template <class V, class T>
   using Plan = fused::PairPlan<V>;
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The path whose block summaries stay in shared memory: one kernel makes, mixes and reads them out.
-// Every slice of values reads queries and keys again, mostly from L2. resident.cuh runs it; this
-// needs no CUDA header.
+// Every slice of values reads queries and keys again, mostly from L2.
 #pragma once
 
 #include <mhla/cuda/paths/summaries.hpp>
@@ -12,11 +11,8 @@ namespace cuda {
 
 /// One fused kernel, for few blocks; forward only.
 struct ResidentPath {
-  static constexpr CudaPath id = CudaPath::resident;
-  static constexpr const char* name = "resident";
-  static constexpr bool has_backward = false;
-  static constexpr bool keeps_state = false;
-  static constexpr bool is_fused = true;
+  static constexpr PathTraits traits{
+      .id = CudaPath::resident, .name = "resident", .has_backward = false, .keeps_state = false};
   template <class V, class T>
   using Plan = TablePlan<V, float, true>;
 
@@ -25,18 +21,6 @@ struct ResidentPath {
     return fused::resident_slice_of(problem.shape.key_dim, problem.shape.value_dim,
                                     (std::max)(problem.query_blocks, problem.key_blocks),
                                     normalizes<V>, rotates<V>, shared_bytes);
-  }
-  /// Whether an SM's shared memory holds two thread blocks, each with what CUDA keeps for itself.
-  template <class V>
-  static bool two_fit(const Problem& problem, const NominalGpu& gpu) {
-    constexpr Index reserved = 1024;
-    const auto blocks = static_cast<int>((std::max)(problem.query_blocks, problem.key_blocks));
-    return 2 * (memory_of<V>(problem, gpu).bytes(blocks) + reserved) <= gpu.shared_bytes + reserved;
-  }
-  template <class V>
-  static fused::ResidentMemory memory_of(const Problem& problem, const NominalGpu& gpu) {
-    return {static_cast<int>(problem.shape.key_dim),
-            static_cast<int>(slice<V>(problem, gpu.shared_bytes)), normalizes<V>, rotates<V>};
   }
   template <class V, class T>
   static Refusal refusal(const Call<V, T>& call, const NominalGpu& gpu) {
@@ -55,8 +39,11 @@ struct ResidentPath {
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
     const TokenCost<V> of{{call.attention, call.problem}, fused::forward_parts};
     const CallSize<V>& size = of.size;
-    const auto slices =
-        size.value_dim / static_cast<double>(slice<V>(call.problem, gpu.shared_bytes));
+    const Problem& problem = call.problem;
+    const fused::ResidentMemory memory(static_cast<int>(problem.shape.key_dim),
+                                       static_cast<int>(slice<V>(problem, gpu.shared_bytes)),
+                                       normalizes<V>, rotates<V>);
+    const double slices = size.value_dim / memory.slice;
     KernelCost cost = of.product(of.queries(), {.slices = slices});
     // Every matrix mixes summaries of its own.
     const KernelCost keys = of.product(of.keys(), {.slices = slices * size.matrices});
@@ -76,10 +63,11 @@ struct ResidentPath {
     // less.
     const double blocks = size.units * size.matrices * slices;
     cost.busy = blocks / filled(blocks, gpu.sms);
-    cost.alone = memory_of<V>(call.problem, gpu).teams == 1 &&
-                 (blocks <= static_cast<double>(gpu.sms) || !two_fit<V>(call.problem, gpu));
-    PathCost path;
-    path.flops_per_second = gpu.sixteen_bit_flops;
+    constexpr Index reserved = 1024;  // bytes, which CUDA keeps for itself in each
+    const auto summaries = static_cast<int>((std::max)(problem.query_blocks, problem.key_blocks));
+    const bool two_fit = 2 * (memory.bytes(summaries) + reserved) <= gpu.shared_bytes + reserved;
+    cost.alone = memory.teams == 1 && (blocks <= static_cast<double>(gpu.sms) || !two_fit);
+    PathCost path{.flops_per_second = gpu.sixteen_bit_flops};
     path.add(size.tables());
     path.add(cost);
     return path;

@@ -5,7 +5,7 @@
 //   backward:  summarize -> mix -> dq, then dS~ -> dS and dm -> dk and dv
 //
 // Summaries are kept in planes of 16 bits: one, or two for the backward pass of a call with a
-// normalizer. summaries.cuh runs it; this needs no CUDA header.
+// normalizer.
 #pragma once
 
 #include <mhla/cuda/call.hpp>
@@ -276,11 +276,9 @@ struct TokenCost {
   }
 
   PathCost path(Direction direction, const NominalGpu& gpu) const {
-    PathCost path;
-    path.flops_per_second = gpu.sixteen_bit_flops;
-    path.summaries_in_cache =
-        (std::max)(size.key_summaries, size.mixed_summaries) * summary_bytes() <=
-        parts * gpu.cache_bytes;
+    const double summaries = (std::max)(size.key_summaries, size.mixed_summaries);
+    PathCost path{.flops_per_second = gpu.sixteen_bit_flops,
+                  .summaries_in_cache = summaries * summary_bytes() <= parts * gpu.cache_bytes};
     path.add(size.tables());
     path.add(summarize(keys()));
     path.add(mix(false));
@@ -299,11 +297,7 @@ struct TokenCost {
 
 /// Fused kernels over block summaries.
 struct SummariesPath {
-  static constexpr CudaPath id = CudaPath::summaries;
-  static constexpr const char* name = "summaries";
-  static constexpr bool has_backward = true;
-  static constexpr bool keeps_state = true;
-  static constexpr bool is_fused = true;
+  static constexpr PathTraits traits{.id = CudaPath::summaries, .name = "summaries"};
   template <class V, class T>
   using Plan = fused::SummaryPlan<V, T>;
 
