@@ -6,7 +6,6 @@
 
 #include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
-#include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/token_pairs.cuh>
 
 MHLA_NAMESPACE_BEGIN
