@@ -137,12 +137,6 @@ MHLA_DEVICE std::uint32_t split_off(float& first, float& second) {
   return pair;
 }
 
-/// The warp meets.
-MHLA_DEVICE float sum_of_warp(float value) {
-  for (int mask = 1; mask < 32; mask *= 2) value += machine::exchange(value, mask);
-  return value;
-}
-
 /// Transposes four words of each of the four lanes that share a row: lane t's n-th becomes lane
 /// n's t-th. The warp meets.
 MHLA_DEVICE void transpose_words(const Block& block, std::uint32_t (&word)[4]) {
@@ -199,10 +193,6 @@ struct RowSums {
   MHLA_DEVICE void operator()(int i, const std::uint32_t (&rows)[4]) {
     constexpr std::uint32_t ones = one_bits<T> << 16 | one_bits<T>;
     machine::multiply_add<T>(value[i], rows, ones, ones);
-  }
-  MHLA_DEVICE void set_zero() {
-    for (auto& part : value)
-      for (float& element : part) element = 0;
   }
   /// Calls f(row, sum) for every row, by one thread each.
   template <class F>

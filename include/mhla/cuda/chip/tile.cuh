@@ -22,6 +22,13 @@ struct Ignore {
   MHLA_DEVICE void operator()(const Args&...) const {}
 };
 
+/// The sum over so many adjacent lanes, which share a row, or are the whole warp. The warp meets.
+template <int Lanes>
+MHLA_DEVICE float sum_of_lanes(float value) {
+  for (int mask = 1; mask < Lanes; mask *= 2) value += machine::exchange(value, mask);
+  return value;
+}
+
 /// Whether a warp's accesses to shared memory are free of bank conflicts. Each has `Size` bytes, a
 /// multiple of 4, at at(lane); 128 bytes are served at once.
 template <int Size, class At>

@@ -97,7 +97,7 @@ struct AttendPairs {
     for (int half = 0; half < 2; ++half) {
       factor[half] = 1 / score_scale;
       if constexpr (Traits::divides) {
-        const float den = sum_of_warp_row(denominator[half]) * factor[half] + epsilon;
+        const float den = sum_of_lanes<4>(denominator[half]) * factor[half] + epsilon;
         factor[half] = den == 0 ? 0.0f : factor[half] / den;
         denominator[half] = den;
       }

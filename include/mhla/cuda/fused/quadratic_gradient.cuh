@@ -165,7 +165,7 @@ struct WarpMixingGradient {
     while (keys.mix_index >= 0) {
       const RowBlock queries = pairs.rows[row];
       const float of_run =
-          sum_of_warp((of[0] == queries ? sum[0] : 0.0f) + (of[1] == queries ? sum[1] : 0.0f));
+          sum_of_lanes<32>((of[0] == queries ? sum[0] : 0.0f) + (of[1] == queries ? sum[1] : 0.0f));
       if (block.lane() == 0 && queries.sequence == keys.sequence)
         store(row, queries, keys.mix_index, of_run);
       if (queries == end) break;
@@ -229,9 +229,9 @@ struct QueryPairsGradient {
           block, of, of.v, xs, true, pairs, Ignore(),
           [&](int tile, bool) { add_denominators(block, pairs, tile, denominator, product); });
       for (int half = 0; half < 2; ++half) {
-        const float den = sum_of_warp_row(denominator[half]) + epsilon;
+        const float den = sum_of_lanes<4>(denominator[half]) + epsilon;
         sums.r[half] = den == 0 ? 0.0f : 1 / den;
-        sums.c[half] = -sum_of_warp_row(product[half]) * sums.r[half] * sums.r[half];
+        sums.c[half] = -sum_of_lanes<4>(product[half]) * sums.r[half] * sums.r[half];
         store_weights(block, xs, pairs.row(block, half), den == 0, sums.r[half], sums.c[half]);
       }
       if (!wants_query && !wants_mixing) return;
@@ -314,14 +314,6 @@ struct QueryPairsGradient {
     store_tokens<threads>(block, memory().own, dq, xs, update);
   }
 
-  template <int Cols, class F>
-  MHLA_DEVICE static void for_each_element(const F& f) {
-    MHLA_DEVICE_UNROLL
-    for (int part = 0; part < WarpRows<Cols>::parts; ++part) {
-      MHLA_DEVICE_UNROLL
-      for (int e = 0; e < 4; ++e) f(part, e);
-    }
-  }
   /// Of the pairs of a warp's queries and a tile of keys: query += W K, key += m K, and dm.
   template <class Store>
   MHLA_DEVICE void add_tile(const Block& block, const Pairs& pairs, int tile, bool spoilt,
@@ -363,12 +355,12 @@ struct QueryPairsGradient {
       if (!wants_mixing) continue;
       const Queries queries(block, memory().own, pairs.first_row);
       auto p = product_with_rows<T, KeyDim, strip>(block, queries, keys, first);
-      for_each_element<strip>([&](int part, int e) { p.value[part][e] *= factors.value[part][e]; });
+      p.for_each_element([&](int part, int e) { p.value[part][e] *= factors.value[part][e]; });
       if constexpr (is_twofold) {
         const Queries plain(block, memory().own_plain, pairs.first_row);
         const auto plain_p =
             product_with_rows<T, KeyDim, strip>(block, plain, memory().others_plain, first);
-        for_each_element<strip>([&](int part, int e) {
+        p.for_each_element([&](int part, int e) {
           p.value[part][e] += plain_p.value[part][e] * plain_factors.value[part][e];
         });
       }

@@ -359,28 +359,24 @@ struct WarpPairs {
     const RowBlock of_row[2] = {rows[row(block, 0)], rows[row(block, 1)]};
     const Shared row_at[2] = {kept_row(of_row[0]), kept_row(of_row[1])};
     const int step = kept_step();
-    MHLA_DEVICE_UNROLL
-    for (int part = 0; part < Strip / 8; ++part) {
-      MHLA_DEVICE_UNROLL
-      for (int e = 0; e < 4; ++e) {
-        const int half = e / 2;
-        const int column = first + WarpRows<Strip>::column(block, part) + e % 2;
-        const RowBlock of_column = columns[column];
-        float weight = 0;
-        if constexpr (in_shared_memory) {
-          weight =
-              machine::read<float>(row_at[half] + static_cast<Shared>(of_column.mix_index * step));
-        } else {
-          const RowBlock& query = transposed ? of_column : of_row[half];
-          const RowBlock& key = transposed ? of_row[half] : of_column;
-          weight = scale * mixing.at(head, query.mix_index, key.mix_index);
-        }
-        const bool is_counted =
-            counted == Counted::all || counts(of_row[half], of_column, row(block, half), column);
-        float& score = scores.value[part][e];
-        score = is_counted ? f(part, e, weight, score) : 0.0f;
+    scores.for_each_element([&](int part, int e) {
+      const int half = e / 2;
+      const int column = first + WarpRows<Strip>::column(block, part) + e % 2;
+      const RowBlock of_column = columns[column];
+      float weight = 0;
+      if constexpr (in_shared_memory) {
+        weight =
+            machine::read<float>(row_at[half] + static_cast<Shared>(of_column.mix_index * step));
+      } else {
+        const RowBlock& query = transposed ? of_column : of_row[half];
+        const RowBlock& key = transposed ? of_row[half] : of_column;
+        weight = scale * mixing.at(head, query.mix_index, key.mix_index);
       }
-    }
+      const bool is_counted =
+          counted == Counted::all || counts(of_row[half], of_column, row(block, half), column);
+      float& score = scores.value[part][e];
+      score = is_counted ? f(part, e, weight, score) : 0.0f;
+    });
   }
 };
 
