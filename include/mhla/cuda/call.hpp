@@ -90,9 +90,9 @@ struct CompiledKernels {
   /// Bytes of shared memory that a thread block may use on the current device, or nominally if
   /// there is none.
   static Index shared_bytes();
-  /// Runs a checked call on a path that can.
-  static void forward(CudaPath path, const ForwardCall<V, T>& call);
-  static void backward(CudaPath path, const BackwardCall<V, T>& call);
+  /// Runs a checked call on a path that can, if CUDA knows the memory that it touches.
+  static void forward(CudaPath path, const ForwardCall<V, T>& call, const Footprint& memory);
+  static void backward(CudaPath path, const BackwardCall<V, T>& call, const Footprint& memory);
 };
 
 /// Why a path cannot run a call, empty if it can: words are put together only where they are read.

@@ -52,9 +52,9 @@ void run_on_path(CudaPath path, const Shape& shape, const F& f) {
 }
 
 template <class V, class T>
-void CompiledKernels<V, T>::forward(CudaPath path, const ForwardCall<V, T>& call) {
-  require_memory_of_call(call);
-  require_device_memory(call.y, "y");
+void CompiledKernels<V, T>::forward(CudaPath path, const ForwardCall<V, T>& call,
+                                    const Footprint& memory) {
+  require_device_memory(memory);
   if (call.problem.shape.empty()) return;
   run_on_path<V, T>(path, call.problem.shape,
                     [&]<class Path, class Dims>() { Path::template forward<Dims>(call); });
@@ -63,12 +63,10 @@ void CompiledKernels<V, T>::forward(CudaPath path, const ForwardCall<V, T>& call
 }
 
 template <class V, class T>
-void CompiledKernels<V, T>::backward(CudaPath path, const BackwardCall<V, T>& call) {
+void CompiledKernels<V, T>::backward(CudaPath path, const BackwardCall<V, T>& call,
+                                     const Footprint& memory) {
   const GradientViews<T>& gradients = call.gradients;
-  require_memory_of_call(call);
-  require_device_memory(call.dy, "dy");
-  gradients.for_each(
-      [](const auto& gradient, const char* name) { require_device_memory(gradient, name); });
+  require_device_memory(memory);
   if (call.problem.shape.empty()) {
     if (call.update == Update::overwrite)
       gradients.for_each(

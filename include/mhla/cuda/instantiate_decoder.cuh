@@ -15,7 +15,8 @@ void DecoderKernels<V, T>::set_up(const CudaDevice& device, const Parts& decoder
   require_device_memory(decoder.memory.positions, "memory");
   require_device_memory(decoder.mixing, "memory");
   require_device_memory(mix, "mix");
-  require_borrowed_memory(decoder.attention);
+  if constexpr (borrows_projection<V>)
+    require_device_memory(decoder.attention.feature_map.projection, "feature_map.projection");
   fill_tables(
       device, decoder.attention, decoder.tile, decoder.tile, decoder.rotation,
       PackMixing<A>{mix, decoder.extents.mix_rows, decoder.extents.mix_columns, decoder.mixing});

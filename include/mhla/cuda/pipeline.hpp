@@ -232,8 +232,8 @@ void forward_into(const V& attention, const CudaDevice& device, const InputView<
                   std::type_identity_t<CudaForwardState<Accumulator<T>>*> save = nullptr) {
   const OperandViews<T> operands{q, k, v, mix};
   const Problem problem = checked_problem(attention, operands.shape());
-  require_forward(attention, problem.shape, operands, y, workspace,
-                  save == nullptr ? WorkspaceView{} : save->memory());
+  const Footprint memory = require_forward(attention, problem.shape, operands, y, workspace,
+                                           save == nullptr ? WorkspaceView{} : save->memory());
   const auto call = cuda::call_of<T>(attention, problem, device, cuda::Direction::forward,
                                      save == nullptr ? StateUse::none : StateUse::given);
   const CudaPath path = cuda::path_of(call, device);
@@ -243,8 +243,8 @@ void forward_into(const V& attention, const CudaDevice& device, const InputView<
     state = save->prepare(problem.shape, fingerprint_of<T>(attention, problem, Borrowed::address),
                           cuda::call_summary_size(attention, problem),
                           cuda::summary_format<T>(path, device.products()));
-  cuda::CompiledKernels<V, T>::forward(path,
-                                       {device, attention, problem, operands, y, workspace, state});
+  cuda::CompiledKernels<V, T>::forward(
+      path, {device, attention, problem, operands, y, workspace, state}, memory);
   if (save != nullptr) save->mark_filled();
 }
 
@@ -265,8 +265,9 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
   require_enumerator("update", update, Update::accumulate);
   const OperandViews<T> operands{q, k, v, mix};
   const Problem problem = checked_problem(attention, operands.shape());
-  require_backward(attention, problem.shape, operands, dy, gradients, workspace,
-                   saved == nullptr ? WorkspaceView{} : saved->memory());
+  const Footprint memory =
+      require_backward(attention, problem.shape, operands, dy, gradients, workspace,
+                       saved == nullptr ? WorkspaceView{} : saved->memory());
   const auto call = cuda::call_of<T>(attention, problem, device, cuda::Direction::backward,
                                      saved == nullptr ? StateUse::none : StateUse::given);
   const CudaPath path = cuda::path_of(call, device);
@@ -277,7 +278,8 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
         saved->summaries(problem.shape, fingerprint_of<T>(attention, problem, Borrowed::address),
                          cuda::summary_format<T>(path, device.products()));
   cuda::CompiledKernels<V, T>::backward(
-      path, {device, attention, problem, operands, dy, gradients, update, workspace, state});
+      path, {device, attention, problem, operands, dy, gradients, update, workspace, state},
+      memory);
 }
 
 /// \}

@@ -111,28 +111,6 @@ inline void require_device_memory(const Footprint& memory) {
   });
 }
 
-/// What a variant's kernels read besides the operands.
-template <class V>
-void require_borrowed_memory(const V& attention) {
-  if constexpr (borrows_projection<V>)
-    require_device_memory(attention.feature_map.projection, "feature_map.projection");
-  const TokenMasks masks = masks_of(attention);
-  if (masks.query.data != nullptr) require_device_memory(masks.query, "masks.query");
-  if (masks.key.data != nullptr) require_device_memory(masks.key, "masks.key");
-}
-
-/// What both passes read and write.
-template <class PassCall>
-void require_memory_of_call(const PassCall& call) {
-  require_device_memory(call.operands.q, "q");
-  require_device_memory(call.operands.k, "k");
-  require_device_memory(call.operands.v, "v");
-  require_device_memory(call.operands.mix, "mix");
-  require_borrowed_memory(call.attention);
-  require_device_memory(Span<const std::byte>(call.workspace), "workspace");
-  require_device_memory(call.state, "state");
-}
-
 }  // namespace cuda
 
 MHLA_NAMESPACE_END

@@ -90,19 +90,12 @@ struct Accumulators {
   /// for_each_pair() by offsets from there on, which the compiler knows.
   template <class F>
   MHLA_DEVICE void for_each_pair_from(const Block& block, const F& f) {
-    MHLA_DEVICE_UNROLL
-    for (int i = 0; i < row_parts; ++i) {
+    for_each_row(block, [&](int i, int half, int) {
       MHLA_DEVICE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        // All lanes take one branch: parts have 8 rows or 16.
-        const bool has_row = has_row_part(block, i) && row_part(block, i) * 16 + half * 8 < M;
-        if (!has_row) continue;
-        MHLA_DEVICE_UNROLL
-        for (int j = 0; j < col_parts; ++j)
-          if (has_col_part(block, j))
-            f(i * WarpsM * 16 + half * 8, j * 8, value[i][j][2 * half], value[i][j][2 * half + 1]);
-      }
-    }
+      for (int j = 0; j < col_parts; ++j)
+        if (has_col_part(block, j))
+          f(i * WarpsM * 16 + half * 8, j * 8, value[i][j][2 * half], value[i][j][2 * half + 1]);
+    });
   }
 
   /// Calls f(row, col, present, pairs) for four parts of a row that this thread shares with three
@@ -142,12 +135,6 @@ MHLA_DEVICE std::uint32_t split_off(float& first, float& second) {
   first -= machine::first_of<T>(pair);
   second -= machine::second_of<T>(pair);
   return pair;
-}
-
-/// The warp meets.
-MHLA_DEVICE float sum_of_warp(float value) {
-  for (int mask = 1; mask < 32; mask *= 2) value += machine::exchange(value, mask);
-  return value;
 }
 
 /// Transposes four words of each of the four lanes that share a row: lane t's n-th becomes lane
@@ -206,10 +193,6 @@ struct RowSums {
   MHLA_DEVICE void operator()(int i, const std::uint32_t (&rows)[4]) {
     constexpr std::uint32_t ones = one_bits<T> << 16 | one_bits<T>;
     machine::multiply_add<T>(value[i], rows, ones, ones);
-  }
-  MHLA_DEVICE void set_zero() {
-    for (auto& part : value)
-      for (float& element : part) element = 0;
   }
   /// Calls f(row, sum) for every row, by one thread each.
   template <class F>

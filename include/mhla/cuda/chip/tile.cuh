@@ -22,6 +22,13 @@ struct Ignore {
   MHLA_DEVICE void operator()(const Args&...) const {}
 };
 
+/// The sum over so many adjacent lanes, which share a row, or are the whole warp. The warp meets.
+template <int Lanes>
+MHLA_DEVICE float sum_of_lanes(float value) {
+  for (int mask = 1; mask < Lanes; mask *= 2) value += machine::exchange(value, mask);
+  return value;
+}
+
 /// Whether a warp's accesses to shared memory are free of bank conflicts. Each has `Size` bytes, a
 /// multiple of 4, at at(lane); 128 bytes are served at once.
 template <int Size, class At>
@@ -35,15 +42,17 @@ constexpr bool has_no_bank_conflicts(const At& at) {
 }
 
 /// A matrix of 16-bit elements. Its rows are an odd number of chunks apart, so that eight rows of a
-/// matrix load start in eight different groups of banks.
-template <int Rows, int Cols>
+/// matrix load start in eight different groups of banks; or `is_dense`, without padding: the chunks
+/// of a column of chunks are contiguous, row by row.
+template <int Rows, int Cols, bool is_dense = false>
 struct Tile {
   static_assert(Cols % chunk_size == 0);
   static constexpr int rows = Rows;
   static constexpr int cols = Cols;
-  static constexpr int chunks = Cols / chunk_size;  // of a row
-  static constexpr int stride = tile_stride(Cols);  // bytes
-  static constexpr int bytes = tile_bytes(Rows, Cols);
+  static constexpr int chunks = Cols / chunk_size;                    // of a row
+  static constexpr int stride = is_dense ? 16 : tile_stride(Cols);    // bytes from row to row
+  static constexpr int chunk_stride = is_dense ? Rows * stride : 16;  // from chunk to chunk
+  static constexpr int bytes = is_dense ? chunks * chunk_stride : tile_bytes(Rows, Cols);
   static_assert(bytes % 16 == 0, "what follows would not be aligned for copies");
   static_assert(has_no_bank_conflicts<16>([](int lane) { return lane % 8 * stride; }),
                 "eight rows of a matrix load would share banks");
@@ -53,34 +62,10 @@ struct Tile {
   Shared begin;
 
   MHLA_HOST_DEVICE static constexpr Shared chunk_offset(int row, int c) {
-    return static_cast<Shared>(row * stride + c * 16);
+    return static_cast<Shared>(row * stride + c * chunk_stride);
   }
   MHLA_DEVICE Shared at(int row, int col) const {
-    return begin + static_cast<Shared>(row * stride + col * 2);
-  }
-  /// A chunk, or the last inside.
-  MHLA_DEVICE Shared chunk(int row, int c) const {
-    return begin + chunk_offset(row < Rows ? row : Rows - 1, c < chunks ? c : chunks - 1);
-  }
-};
-
-/// A tile without padding: the chunks of a column of chunks are contiguous, row by row, so that
-/// eight rows of a matrix load, and pairs of accumulators, are adjacent.
-template <int Rows, int Cols>
-struct DenseTile {
-  static_assert(Cols % chunk_size == 0);
-  static constexpr int rows = Rows;
-  static constexpr int cols = Cols;
-  static constexpr int chunks = Cols / chunk_size;  // of a row
-  static constexpr int all_chunks = Rows * chunks;
-  static constexpr int bytes = Rows * Cols * 2;
-
-  Shared begin;
-
-  MHLA_HOST_DEVICE static constexpr Shared chunk_offset(int row, int c) {
-    return static_cast<Shared>((c * Rows + row) * 16);
-  }
-  MHLA_DEVICE Shared at(int row, int col) const {
+    if constexpr (!is_dense) return begin + static_cast<Shared>(row * stride + col * 2);
     return begin + chunk_offset(row, col / chunk_size) + static_cast<Shared>(col % chunk_size * 2);
   }
   /// A chunk, or the last inside.

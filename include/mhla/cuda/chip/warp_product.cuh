@@ -25,6 +25,15 @@ struct WarpRows {
   MHLA_DEVICE static int column(const Block& block, int part) {
     return part * 8 + block.lane() % 4 * 2;
   }
+  /// Calls f(part, e) for this thread's elements value[part][e].
+  template <class F>
+  MHLA_DEVICE static void for_each_element(const F& f) {
+    MHLA_DEVICE_UNROLL
+    for (int part = 0; part < parts; ++part) {
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < 4; ++e) f(part, e);
+    }
+  }
   /// Calls f(half, col, first, second) for this thread's elements of the first N columns: those of
   /// columns col and col + 1.
   template <int N = Cols, class F>
@@ -37,12 +46,6 @@ struct WarpRows {
     }
   }
 };
-
-/// A row's sum over the four lanes that share it. The warp meets.
-MHLA_DEVICE float sum_of_warp_row(float value) {
-  value += machine::exchange(value, 1);
-  return value + machine::exchange(value, 2);
-}
 
 /// 16 rows of a tile of K columns, a first factor, read from shared memory for every product.
 template <int K, class TileA>

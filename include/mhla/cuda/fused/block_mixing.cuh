@@ -271,7 +271,7 @@ struct MixBlocks {
     float found = 0;
     for (const auto& part : sum.value[0])
       for (const float element : part) found += element - element;
-    return sum_of_warp(found) != 0;
+    return sum_of_lanes<32>(found) != 0;
   }
 
   /// Rounds a warp's part of a result, plane by plane, and writes its rows in full chunks, through

@@ -35,7 +35,9 @@ struct Sharing {
 
 /// Each lane's sums of its strips' elements.
 template <int Dim>
-using StripSums = float[std::size_t{Strips<Dim>::of_lane}][std::size_t{Strips<Dim>::size}];
+struct StripSums {
+  float value[std::size_t{Strips<Dim>::of_lane}][std::size_t{Strips<Dim>::size}] = {};
+};
 
 /// Sums each column's features over its threads, in a fixed order: over a warp's rows, then over
 /// warps, by way of `scratch`, [warps, KeyDim] in float. Calls store(col, sum) for every column.
@@ -52,7 +54,7 @@ MHLA_DEVICE void add_up_key_sums(const Block& block, const StripSums<KeyDim>& of
     const int n = i * S::lanes + block.lane() % S::lanes;
     MHLA_DEVICE_UNROLL
     for (int e = 0; e < S::size; ++e) {
-      float sum = of_lane[i][e];
+      float sum = of_lane.value[i][e];
       for (int mask = S::lanes; mask < 32; mask *= 2) sum += machine::exchange(sum, mask);
       if (block.lane() < S::lanes && n < S::count)
         machine::write<float>(of_warp(block.warp(), S::column(n, e)), sum);
@@ -100,7 +102,7 @@ class KeySumsOfTiles {
         for (int x = 0; x < 4; ++x) sum.element[x] += factor * features[e + x];
         machine::write(at, sum);
       } else if constexpr (of_lanes) {
-        for (int x = e; x < e + 4; ++x) sums[i][x] += factor * features[x];
+        for (int x = e; x < e + 4; ++x) sums.value[i][x] += factor * features[x];
       }
     }
   }
@@ -127,7 +129,7 @@ class KeySumsOfTiles {
       StripSums<key_dim> of_lane;
       for_each_four(block, [&](Shared at, int i, int e) {
         const auto sum = machine::read<Four>(at);
-        for (int x = 0; x < 4; ++x) of_lane[i][e + x] = sum.element[x];
+        for (int x = 0; x < 4; ++x) of_lane.value[i][e + x] = sum.element[x];
       });
       add_up_key_sums<threads, key_dim>(block, of_lane, begin + Shared{lane_bytes}, store);
     } else if constexpr (of_lanes) {
@@ -149,13 +151,11 @@ class KeySumsOfTiles {
     }
   }
   MHLA_DEVICE void set_zero(const Block& block) {
-    if constexpr (of_product) {
-      sums.set_zero();
-    } else if constexpr (in_memory) {
+    if constexpr (in_memory) {
       for_each_four(block, [](Shared at, int, int) { machine::write(at, Four{}); });
-    } else if constexpr (of_lanes) {
-      for (auto& strip : sums)
-        for (float& element : strip) element = 0;
+    } else if constexpr (Sums != KeySums::none) {
+      for (auto& part : sums.value)
+        for (float& element : part) element = 0;
     }
   }
 

@@ -122,7 +122,7 @@ struct FeatureGradient {
   bool wanted;  // dx; r and c are always written
   Update update;
   Sharing sharing;
-  Summaries<const T> summaries;
+  Summaries<T> summaries;
   const float* key_sums;  // z, [units, blocks, matrices, key_dim]
   float epsilon;
   std::conditional_t<of_queries, QueryNumbers, ValueGradient<T>> other;
@@ -288,8 +288,8 @@ struct FeatureGradient {
             }
             if constexpr (adds_own) write_strip<T>(memory().x, row, n, features);
           });
-          den = S::sum_of_row(den);
-          along = S::sum_of_row(along);
+          den = sum_of_lanes<S::lanes>(den);
+          along = sum_of_lanes<S::lanes>(along);
           if (S::leads(block)) {
             machine::write<float>(number(denominator, row), den + epsilon);
             machine::write<float>(number(product, row), along);

@@ -46,11 +46,6 @@ struct Strips {
   /// Whether it writes what the lanes of a row share.
   MHLA_DEVICE static bool leads(const Block& block) { return block.lane() % lanes == 0; }
 
-  /// The sum over the lanes of a row. The warp meets.
-  MHLA_DEVICE static float sum_of_row(float value) {
-    for (int mask = 1; mask < lanes; mask *= 2) value += machine::exchange(value, mask);
-    return value;
-  }
   /// Calls f(n, i) for this lane's strips of a row, the i-th one n.
   template <class F>
   MHLA_DEVICE static void for_each(const Block& block, const F& f) {

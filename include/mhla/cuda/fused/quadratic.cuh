@@ -45,13 +45,11 @@ struct AttendPairs {
   float epsilon;
   float score_scale;  // of scores while they have 16 bits, a power of two
 
-  Index blocks(Index items) const {
-    return items * ceil_div(of.query_entries(), rows) * of.sharing.all_heads();
-  }
+  Index blocks(Index items) const { return of.template tiles<Side::queries, rows>(items); }
 
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();  // this is the first kernel of a call
-    const TokenRange xs = of.template query_tile<rows>(block);
+    const TokenRange xs = of.template tile<Side::queries, rows>(block);
     copy_tokens<threads>(block, of.q.x, xs, memory().own);
     memory().own_blocks.look_up(block, of.q.x.table, of.packed, xs);
     Pairs pairs(block, memory(), of, xs.head, score_scale);
@@ -59,10 +57,12 @@ struct AttendPairs {
     Sum sum;
     float denominator[2] = {0, 0};
     RowsInRegisters<KeyDim> queries;
-    for_each_key_tile<AttendPairs, false>(block, of, xs, true, pairs, [&](int tile, bool spoilt) {
-      if (tile == 0) queries.load(Rows(block, memory().own, pairs.first_row));
-      add_tile(block, pairs, queries, tile, spoilt, sum, denominator);
-    });
+    for_each_other_tile<AttendPairs>(
+        block, of, of.v, xs, true, pairs, Ignore(), [&](int tile, bool hides) {
+          if (tile == 0) queries.load(Rows(block, memory().own, pairs.first_row));
+          const bool spoilt = hides && found_infinities<warps>(memory().value_flags);
+          add_tile(block, pairs, queries, tile, spoilt, sum, denominator);
+        });
     store_rows(block, xs, pairs.first_row, sum, denominator);
   }
 
@@ -97,7 +97,7 @@ struct AttendPairs {
     for (int half = 0; half < 2; ++half) {
       factor[half] = 1 / score_scale;
       if constexpr (Traits::divides) {
-        const float den = sum_of_warp_row(denominator[half]) * factor[half] + epsilon;
+        const float den = sum_of_lanes<4>(denominator[half]) * factor[half] + epsilon;
         factor[half] = den == 0 ? 0.0f : factor[half] / den;
         denominator[half] = den;
       }

@@ -79,7 +79,7 @@ struct PairGradientOperands {
   float gradient_scale;
 
   MHLA_DEVICE Index row(Index item, Index head, Index entry) const {
-    return (item * of.sharing.all_heads() + head) * of.query_entries() + entry;
+    return (item * of.sharing.all_heads() + head) * of.q.x.table.entries() + entry;
   }
   /// r and c of a tile's query, 0 if there is none.
   MHLA_DEVICE QueryWeights weights_of(const TokenRange& xs, int x) const {
@@ -165,7 +165,7 @@ struct WarpMixingGradient {
     while (keys.mix_index >= 0) {
       const RowBlock queries = pairs.rows[row];
       const float of_run =
-          sum_of_warp((of[0] == queries ? sum[0] : 0.0f) + (of[1] == queries ? sum[1] : 0.0f));
+          sum_of_lanes<32>((of[0] == queries ? sum[0] : 0.0f) + (of[1] == queries ? sum[1] : 0.0f));
       if (block.lane() == 0 && queries.sequence == keys.sequence)
         store(row, queries, keys.mix_index, of_run);
       if (queries == end) break;
@@ -210,14 +210,12 @@ struct QueryPairsGradient {
   MixingParts mixing;
   bool wants_mixing;
 
-  Index blocks(Index items) const {
-    return items * ceil_div(operands.of.query_entries(), rows) * operands.of.sharing.all_heads();
-  }
+  Index blocks(Index items) const { return operands.of.template tiles<Side::queries, rows>(items); }
 
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();  // this is the first kernel of a call
     const auto& of = operands.of;
-    const TokenRange xs = of.template query_tile<rows>(block);
+    const TokenRange xs = of.template tile<Side::queries, rows>(block);
     if (Traits::divides || wants_mixing) copy_tokens<threads>(block, of.q.x, xs, memory().own);
     copy_tokens<threads>(block, operands.dy, xs, memory().own_values);
     memory().own_blocks.look_up(block, of.q.x.table, of.packed, xs);
@@ -227,13 +225,13 @@ struct QueryPairsGradient {
     if constexpr (Traits::divides) {
       float denominator[2] = {0, 0};
       float product[2] = {0, 0};
-      for_each_key_tile<QueryPairsGradient, true>(block, of, xs, true, pairs, [&](int tile, bool) {
-        add_denominators(block, pairs, tile, denominator, product);
-      });
+      for_each_other_tile<QueryPairsGradient>(
+          block, of, of.v, xs, true, pairs, Ignore(),
+          [&](int tile, bool) { add_denominators(block, pairs, tile, denominator, product); });
       for (int half = 0; half < 2; ++half) {
-        const float den = sum_of_warp_row(denominator[half]) + epsilon;
+        const float den = sum_of_lanes<4>(denominator[half]) + epsilon;
         sums.r[half] = den == 0 ? 0.0f : 1 / den;
-        sums.c[half] = -sum_of_warp_row(product[half]) * sums.r[half] * sums.r[half];
+        sums.c[half] = -sum_of_lanes<4>(product[half]) * sums.r[half] * sums.r[half];
         store_weights(block, xs, pairs.row(block, half), den == 0, sums.r[half], sums.c[half]);
       }
       if (!wants_query && !wants_mixing) return;
@@ -249,13 +247,17 @@ struct QueryPairsGradient {
           mixing.row(of.q.x.table, xs.item, xs.head, query.in_table(), xs.begin + row) + column,
           of_pairs / operands.gradient_scale);
     };
-    for_each_key_tile<QueryPairsGradient, true>(
-        block, of, xs, !Traits::divides && wants_mixing, pairs,
-        [&](int tile, bool spoilt) { add_tile(block, pairs, tile, spoilt, sums, store_mixing); });
+    for_each_other_tile<QueryPairsGradient>(
+        block, of, of.v, xs, !Traits::divides && wants_mixing, pairs, Ignore(),
+        [&](int tile, bool hides) {
+          const bool spoilt = hides && found_infinities<warps>(memory().feature_flags);
+          add_tile(block, pairs, tile, spoilt, sums, store_mixing);
+        });
     if (wants_mixing) sums.mixing.finish(block, pairs, store_mixing);
     const Block anew = machine::known_anew(block);
     if (wants_query)
-      store_query(anew, of.template query_tile<rows>(anew), Pairs::first_row_of(anew), sums);
+      store_query(anew, of.template tile<Side::queries, rows>(anew), Pairs::first_row_of(anew),
+                  sums);
   }
 
  private:
@@ -312,14 +314,6 @@ struct QueryPairsGradient {
     store_tokens<threads>(block, memory().own, dq, xs, update);
   }
 
-  template <int Cols, class F>
-  MHLA_DEVICE static void for_each_element(const F& f) {
-    MHLA_DEVICE_UNROLL
-    for (int part = 0; part < WarpRows<Cols>::parts; ++part) {
-      MHLA_DEVICE_UNROLL
-      for (int e = 0; e < 4; ++e) f(part, e);
-    }
-  }
   /// Of the pairs of a warp's queries and a tile of keys: query += W K, key += m K, and dm.
   template <class Store>
   MHLA_DEVICE void add_tile(const Block& block, const Pairs& pairs, int tile, bool spoilt,
@@ -361,12 +355,12 @@ struct QueryPairsGradient {
       if (!wants_mixing) continue;
       const Queries queries(block, memory().own, pairs.first_row);
       auto p = product_with_rows<T, KeyDim, strip>(block, queries, keys, first);
-      for_each_element<strip>([&](int part, int e) { p.value[part][e] *= factors.value[part][e]; });
+      p.for_each_element([&](int part, int e) { p.value[part][e] *= factors.value[part][e]; });
       if constexpr (is_twofold) {
         const Queries plain(block, memory().own_plain, pairs.first_row);
         const auto plain_p =
             product_with_rows<T, KeyDim, strip>(block, plain, memory().others_plain, first);
-        for_each_element<strip>([&](int part, int e) {
+        p.for_each_element([&](int part, int e) {
           p.value[part][e] += plain_p.value[part][e] * plain_factors.value[part][e];
         });
       }
@@ -382,6 +376,7 @@ struct QueryPairsGradient {
 template <class Traits>
 struct KeyPairsGradient {
   using T = typename Traits::T;
+  using Operands = typename Traits::Operands;
   static constexpr int KeyDim = Traits::key_dim;
   static constexpr int ValueDim = Traits::value_dim;
   static constexpr Sight sees = Traits::sees;
@@ -410,65 +405,33 @@ struct KeyPairsGradient {
 
   MHLA_DEVICE static bool sums_keys(const Block& block) { return block.warp() >= warps / 2; }
 
-  Index blocks(Index items) const {
-    return items * ceil_div(operands.of.key_entries(), rows) * operands.of.sharing.kv_heads;
-  }
+  Index blocks(Index items) const { return operands.of.template tiles<Side::keys, rows>(items); }
 
   MHLA_DEVICE void operator()(const Block& block) const {
     // The first kernel of a call, unless the query kernel made weights; then tokens are valid.
     if constexpr (!Traits::divides) machine::wait_for_earlier_kernels();
     const auto& of = operands.of;
-    const BlockTable& table = of.k.x.table;
-    const TokenRange ys = of.template key_tile<rows>(block);
-    const auto seeing =
-        paired_with<sees, Side::keys, columns>(table, of.q.x.table, of.packed, ys.begin, ys.end);
-    const int tiles_of_head = seeing.tiles();
-    const auto xs_of = [&, first_head = ys.head * of.sharing.heads](int tile) {
-      return seeing.tile(ys.item, first_head + tile / tiles_of_head, tile % tiles_of_head);
-    };
-    const auto hides = [&](int tile) {
-      return hides_some<sees>(of.packed, table, xs_of(tile).begin, ys.begin, rows);
-    };
-
+    const TokenRange ys = of.template tile<Side::keys, rows>(block);
     copy_tokens<threads>(block, of.k.x, ys, memory().own);
     copy_tokens<threads>(block, of.v, ys, memory().own_values);
-    memory().own_blocks.look_up(block, table, of.packed, ys);
+    memory().own_blocks.look_up(block, of.k.x.table, of.packed, ys);
     if constexpr (Traits::divides) machine::wait_for_earlier_kernels();
-    Pairs pairs(block, memory(), of, 0, 1);
+    Pairs pairs(block, memory(), of, -1, 1);
     Sum sum;
     PlainSum plain_sum;  // of unrotated queries, if features are twofold
-    for_each_tile<memory().stages>(
-        block, tiles_of_head * of.sharing.heads,
-        [&](int tile) {
-          copy_tokens<threads>(block, of.q.x, xs_of(tile), memory().others(tile));
-          copy_tokens<threads>(block, operands.dy, xs_of(tile), memory().other_values(tile));
-        },
-        [&](int tile) {
-          const TokenRange xs = xs_of(tile);
-          const auto queries = memory().others(tile);
-          const auto flags = memory().feature_flags;
-          if (tile == 0)
-            make_flagged_features<threads, Side::keys>(block, of.k, ys, memory().own, false, flags);
-          if constexpr (is_twofold)
-            make_plain_features<threads>(block, of.q, xs, queries, memory().others_plain);
-          make_flagged_features<threads, Side::queries>(block, of.q, xs, queries, hides(tile),
-                                                        flags);
-          if (hides(tile))
-            look_for_infinities<T, threads>(block, memory().other_values(tile),
-                                            memory().value_flags);
-          memory().other_blocks.look_up(block, of.q.x.table, of.packed, xs);
-          if (tile % tiles_of_head == 0) {
+    for_each_other_tile<KeyPairsGradient>(
+        block, of, operands.dy, ys, true, pairs,
+        [&](int, const TokenRange& xs) {
+          if (pairs.head != xs.head) {
             pairs.head = xs.head;
             pairs.template keep<threads>(block);
           }
           write_weights(block, xs);
         },
-        [&](int tile) {
-          pairs.ahead = ys.begin - xs_of(tile).begin;
-          add_tile(block, pairs, tile, hides(tile), sum, plain_sum);
-        });
+        [&](int tile, bool hides) { add_tile(block, pairs, tile, hides, sum, plain_sum); });
     const Block anew = machine::known_anew(block);
-    store_sums(anew, of.template key_tile<rows>(anew), Pairs::first_row_of(anew), sum, plain_sum);
+    store_sums(anew, of.template tile<Side::keys, rows>(anew), Pairs::first_row_of(anew), sum,
+               plain_sum);
   }
 
  private:
@@ -479,8 +442,7 @@ struct KeyPairsGradient {
     of.r *= operands.gradient_scale;
     of.c *= operands.gradient_scale;
     machine::write(memory().value_weights.at(x), QueryWeights{of.r, 0});
-    machine::write(memory().key_weights.at(x), QueryWeights{of.r, is_twofold ? 0 : of.c});
-    if constexpr (is_twofold) machine::write(memory().plain_weights.at(x), QueryWeights{0, of.c});
+    machine::write(memory().key_weights.at(x), of);
   }
 
   /// The pairs of a warp's keys and a tile of queries.
@@ -494,7 +456,7 @@ struct KeyPairsGradient {
     if (!(of_keys ? wants_key : wants_value)) return;
     const bool spoilt =
         hides && found_infinities<warps>(of_keys ? memory().feature_flags : memory().value_flags);
-    const auto weights = of_keys ? memory().key_weights : memory().value_weights;
+    const auto weights = of_keys && !is_twofold ? memory().key_weights : memory().value_weights;
     if constexpr (KeyDim == ValueDim) {  // the same instructions for all warps
       add_products(block, pairs, of_keys ? values : keys, of_keys ? dy : queries,
                    of_keys ? queries : dy, weights, spoilt, sum);
@@ -547,7 +509,7 @@ struct KeyPairsGradient {
       WarpRows<strip> w;
       pairs.weigh(block, w, first, counted, [&](int part, int e, float weight, float) {
         const int column = first + WarpRows<strip>::column(block, part) + e % 2;
-        return weight * machine::read<QueryWeights>(memory().plain_weights.at(column)).c;
+        return weight * machine::read<QueryWeights>(memory().key_weights.at(column)).c;
       });
       add_strip<T, KeyDim / slices>(block, pairs, sum, rounded<T>(w), queries, first,
                                     spoilt && counted == Counted::some);

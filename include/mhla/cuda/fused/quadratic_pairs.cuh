@@ -6,7 +6,6 @@
 
 #include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
-#include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/token_pairs.cuh>
 
 MHLA_NAMESPACE_BEGIN
@@ -23,27 +22,29 @@ struct PairOperands {
   Sharing sharing;
   bool packed;  // the table has blocks of several sequences, which do not see each other
 
-  MHLA_HOST_DEVICE int query_entries() const { return q.x.table.entries(); }
-  MHLA_HOST_DEVICE int key_entries() const { return k.x.table.entries(); }
-
-  /// A thread block's tile of queries of one head, or of keys of one kv head.
-  template <int Rows>
-  MHLA_DEVICE TokenRange query_tile(const Block& block) const {
-    return tile<Rows>(block, sharing.all_heads(), q.x.table);
+  template <Side side>
+  MHLA_HOST_DEVICE const FeatureTokens<T, Map, Rotates>& tokens() const {
+    return side == Side::queries ? q : k;
   }
-  template <int Rows>
-  MHLA_DEVICE TokenRange key_tile(const Block& block) const {
-    return tile<Rows>(block, sharing.kv_heads, k.x.table);
+  /// Tiles of one side's tokens, of query heads or of kv heads: how many there are, and a thread
+  /// block's.
+  template <Side side, int Rows>
+  MHLA_HOST_DEVICE Index tiles(Index items) const {
+    return items * ceil_div(tokens<side>().x.table.entries(), Rows) * heads<side>();
+  }
+  template <Side side, int Rows>
+  MHLA_DEVICE TokenRange tile(const Block& block) const {
+    const int entries = tokens<side>().x.table.entries();
+    BlockIndices at(block);
+    const int head = at.next(heads<side>());
+    const int begin = at.next(ceil_div(entries, Rows)) * Rows;
+    return {Index{at.rest}, head, begin, begin + Rows < entries ? begin + Rows : entries};
   }
 
  private:
-  template <int Rows>
-  MHLA_DEVICE static TokenRange tile(const Block& block, int heads, const BlockTable& table) {
-    const int entries = table.entries();
-    BlockIndices at(block);
-    const int head = at.next(heads);
-    const int begin = at.next(ceil_div(entries, Rows)) * Rows;
-    return {Index{at.rest}, head, begin, begin + Rows < entries ? begin + Rows : entries};
+  template <Side side>
+  MHLA_HOST_DEVICE int heads() const {
+    return side == Side::queries ? sharing.all_heads() : sharing.kv_heads;
   }
 };
 
@@ -68,7 +69,7 @@ struct EntryRange {
   int end;
 
   MHLA_DEVICE int tiles() const { return begin < end ? (end - begin + Rows - 1) / Rows : 0; }
-  MHLA_DEVICE TokenRange tile(Index item, int head, int number) const {
+  MHLA_DEVICE TokenRange tile(int item, int head, int number) const {
     return {item, head, begin + number * Rows, end};
   }
 };
@@ -180,6 +181,10 @@ struct PairMemory {
   using Gradient = FloatTile < part_rows<Rows ? part_rows : Rows, Traits::key_dim>;
   static_assert(Rows % Gradient::rows == 0);
   static constexpr int stage_bytes = Others::bytes + OtherValues::bytes;
+  static constexpr Side side = own_side;
+  /// What products read as a second factor: features in a backward pass.
+  static constexpr bool reads_features = has_own_values;
+  static constexpr bool reads_values = !reads_features || side == Side::keys;
   static constexpr bool has_own_plain = Traits::is_twofold && own_side == Side::queries;
 
   MHLA_HOST_DEVICE constexpr PairMemory() {}
@@ -190,11 +195,10 @@ struct PairMemory {
   SharedArray<float> feature_flags = layout.take_array<float>(Warps);
   SharedArray<float> value_flags = layout.take_array<float>(Warps);
   SharedArray<float> mixing = layout.take_array<float>(max_kept_weights);
-  /// r and c of the others: as warps read them that sum dv, that sum dk, and that sum dk of
-  /// unrotated features.
+  /// r and c of the others: as warps read them that sum dv, or dk of twofold features, and that sum
+  /// dk, or its part of unrotated ones.
   Weights value_weights = layout.take_array<QueryWeights>(columns);
   Weights key_weights = layout.take_array<QueryWeights>(columns);
-  Weights plain_weights = layout.take_array<QueryWeights>(columns);
   SharedLayout at_end = layout;
   OwnValues out = at_end.take<OwnValues>();  // where all tiles were
   Own own = layout.take<Own>();
@@ -355,28 +359,24 @@ struct WarpPairs {
     const RowBlock of_row[2] = {rows[row(block, 0)], rows[row(block, 1)]};
     const Shared row_at[2] = {kept_row(of_row[0]), kept_row(of_row[1])};
     const int step = kept_step();
-    MHLA_DEVICE_UNROLL
-    for (int part = 0; part < Strip / 8; ++part) {
-      MHLA_DEVICE_UNROLL
-      for (int e = 0; e < 4; ++e) {
-        const int half = e / 2;
-        const int column = first + WarpRows<Strip>::column(block, part) + e % 2;
-        const RowBlock of_column = columns[column];
-        float weight = 0;
-        if constexpr (in_shared_memory) {
-          weight =
-              machine::read<float>(row_at[half] + static_cast<Shared>(of_column.mix_index * step));
-        } else {
-          const RowBlock& query = transposed ? of_column : of_row[half];
-          const RowBlock& key = transposed ? of_row[half] : of_column;
-          weight = scale * mixing.at(head, query.mix_index, key.mix_index);
-        }
-        const bool is_counted =
-            counted == Counted::all || counts(of_row[half], of_column, row(block, half), column);
-        float& score = scores.value[part][e];
-        score = is_counted ? f(part, e, weight, score) : 0.0f;
+    scores.for_each_element([&](int part, int e) {
+      const int half = e / 2;
+      const int column = first + WarpRows<Strip>::column(block, part) + e % 2;
+      const RowBlock of_column = columns[column];
+      float weight = 0;
+      if constexpr (in_shared_memory) {
+        weight =
+            machine::read<float>(row_at[half] + static_cast<Shared>(of_column.mix_index * step));
+      } else {
+        const RowBlock& query = transposed ? of_column : of_row[half];
+        const RowBlock& key = transposed ? of_row[half] : of_column;
+        weight = scale * mixing.at(head, query.mix_index, key.mix_index);
       }
-    }
+      const bool is_counted =
+          counted == Counted::all || counts(of_row[half], of_column, row(block, half), column);
+      float& score = scores.value[part][e];
+      score = is_counted ? f(part, e, weight, score) : 0.0f;
+    });
   }
 };
 
@@ -456,53 +456,70 @@ MHLA_DEVICE void make_flagged_features(const Block& block, const FeatureTokens<T
   if (wants_flags) write_flags(block, found, flags);
 }
 
-/// Calls use(tile, spoilt) for each of the tiles of keys that a thread block's queries see, once
-/// their features, and if it `begins` the queries', are made. `spoilt`: the tile's values or, with
-/// `reads_features`, features have infinities that some queries do not see.
-template <class Kernel, bool reads_features, class Use>
-MHLA_DEVICE void for_each_key_tile(const Block& block, const typename Kernel::Operands& of,
-                                   const TokenRange& xs, bool begins, typename Kernel::Pairs& pairs,
-                                   const Use& use) {
-  using T = typename Kernel::T;
+/// Calls use(tile, hides) for each of the tiles of the other side that pair with a thread block's
+/// own one, of all heads, once their features and, if it `begins`, those of its own are made, and
+/// prepare(tile, range) was called. `values` are the other side's. `hides`: some pairs may not
+/// count, and flags say where what the kernel reads has infinities.
+template <class Kernel, class Prepare, class Use>
+MHLA_DEVICE void for_each_other_tile(const Block& block, const typename Kernel::Operands& of,
+                                     const Tokens<const typename Kernel::T>& values,
+                                     const TokenRange& own, bool begins,
+                                     typename Kernel::Pairs& pairs, const Prepare& prepare,
+                                     const Use& use) {
   constexpr auto memory = &Kernel::memory;
   constexpr int threads = Kernel::threads;
   constexpr int columns = Kernel::columns;
-  const BlockTable& table = of.q.x.table;
-  const auto seen = paired_with<Kernel::sees, Side::queries, columns>(table, of.k.x.table,
-                                                                      of.packed, xs.begin, xs.end);
-  const auto ys_of = [&, kv_head = xs.head / of.sharing.heads](int tile) {
-    return seen.tile(xs.item, kv_head, tile);
+  using Memory = typename Kernel::Memory;
+  constexpr bool of_queries = Memory::side == Side::queries;
+  constexpr Side other_side = of_queries ? Side::keys : Side::queries;
+  const auto& x = of.template tokens<Memory::side>();
+  const auto& y = of.template tokens<other_side>();
+  const auto paired = paired_with<Kernel::sees, Memory::side, columns>(
+      x.x.table, y.x.table, of.packed, own.begin, own.end);
+  const int tiles = paired.tiles();  // of a head
+  const int heads = of.sharing.heads;
+  const int first_head = of_queries ? own.head / heads : own.head * heads;
+  const auto others_of = [&](int tile) {
+    if constexpr (of_queries) return paired.tile(own.item, first_head, tile);
+    return paired.tile(own.item, first_head + tile / tiles, tile % tiles);
   };
   const auto hides = [&](int tile) {
-    return hides_some<Kernel::sees>(of.packed, table, xs.begin, ys_of(tile).begin, columns);
+    const int begin = others_of(tile).begin;
+    return of_queries
+               ? hides_some<Kernel::sees>(of.packed, x.x.table, own.begin, begin, columns)
+               : hides_some<Kernel::sees>(of.packed, x.x.table, begin, own.begin, Kernel::rows);
   };
-  const auto flags = reads_features ? memory().feature_flags : memory().value_flags;
   for_each_tile<memory().stages>(
-      block, seen.tiles(),
+      block, of_queries ? paired.tiles() : tiles * heads,
       [&](int tile) {
-        const Block anew = machine::known_anew(block);
-        copy_tokens<threads>(anew, of.k.x, ys_of(tile), memory().others(tile));
-        copy_tokens<threads>(anew, of.v, ys_of(tile), memory().other_values(tile));
+        const Block anew = of_queries ? machine::known_anew(block) : block;
+        copy_tokens<threads>(anew, y.x, others_of(tile), memory().others(tile));
+        copy_tokens<threads>(anew, values, others_of(tile), memory().other_values(tile));
       },
       [&](int tile) {
-        const auto queries = memory().own;
-        const auto keys = memory().others(tile);
+        const TokenRange others = others_of(tile);
         const bool is_first = begins && tile == 0;
         if constexpr (Kernel::is_twofold) {
-          if (is_first) make_plain_features<threads>(block, of.q, xs, queries, memory().own_plain);
-          make_plain_features<threads>(block, of.k, ys_of(tile), keys, memory().others_plain);
+          if (of_queries && is_first)
+            make_plain_features<threads>(block, x, own, memory().own, memory().own_plain);
+          make_plain_features<threads>(block, y, others, memory().others(tile),
+                                       memory().others_plain);
         }
+        const auto flags = memory().feature_flags;
         if (is_first)
-          make_flagged_features<threads, Side::queries>(block, of.q, xs, queries, false, flags);
-        make_flagged_features<threads, Side::keys>(machine::known_anew(block), of.k, ys_of(tile),
-                                                   keys, reads_features && hides(tile), flags);
-        memory().other_blocks.look_up(block, of.k.x.table, of.packed, ys_of(tile));
-        if (!reads_features && hides(tile))
-          look_for_infinities<T, threads>(block, memory().other_values(tile), flags);
+          make_flagged_features<threads, Memory::side>(block, x, own, memory().own, false, flags);
+        make_flagged_features<threads, other_side>(of_queries ? machine::known_anew(block) : block,
+                                                   y, others, memory().others(tile),
+                                                   Memory::reads_features && hides(tile), flags);
+        memory().other_blocks.look_up(block, y.x.table, of.packed, others);
+        if (Memory::reads_values && hides(tile))
+          look_for_infinities<typename Kernel::T, threads>(block, memory().other_values(tile),
+                                                           memory().value_flags);
+        prepare(tile, others);
       },
       [&](int tile) {
-        pairs.ahead = xs.begin - ys_of(tile).begin;
-        use(tile, hides(tile) && found_infinities<Kernel::warps>(flags));
+        pairs.ahead = own.begin - others_of(tile).begin;
+        use(tile, hides(tile));
       });
 }
 

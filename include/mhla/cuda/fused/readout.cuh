@@ -64,7 +64,7 @@ struct TileReadOut {
             for (int e = 0; e < S::size; ++e) product += features[e] * z[i][e];
           },
           [&](int row) {
-            product = S::sum_of_row(product);
+            product = sum_of_lanes<S::lanes>(product);
             if (S::leads(block)) machine::write<float>(denominators.at(row), product + epsilon);
             product = 0;
           });
@@ -193,7 +193,7 @@ struct ReadOutBlocks {
   FeatureTokens<T, typename Traits::Map, Traits::rotates> q;
   Tokens<T> y;
   Sharing sharing;
-  Summaries<const T> summaries;
+  Summaries<T> summaries;
   const float* key_sums;  // z, [units, blocks, matrices, key_dim]
   float epsilon;
   Own own;

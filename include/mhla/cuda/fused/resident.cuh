@@ -24,7 +24,7 @@ struct AttendResident {
   using Tiles = TileReadOut<Traits, Slice, Divides, NoOwnTokens>;
   using FeatureTile = typename Tiles::FeatureTile;
   using ValueTile = typename Tiles::ValueTile;
-  using SummaryTile = DenseTile<key_dim, Slice>;
+  using SummaryTile = Tile<key_dim, Slice, true>;  // dense
   // Of few columns, more warps share the rows, so that none is without parts.
   static constexpr int col_warps = Slice > 16 ? 4 : 2;
   using SummarySum = Accumulators<key_dim, Slice, 8 / col_warps, col_warps>;
@@ -222,7 +222,8 @@ struct AttendResident {
   MHLA_DEVICE void mix_columns(const Block& block) const {
     const int lane = block.lane();
     const int last = static_cast<int>(keys.blocks) - 1;
-    for (int column = block.warp() * 2; column < SummaryTile::all_chunks; column += warps * 2) {
+    for (int column = block.warp() * 2; column < key_dim * SummaryTile::chunks;
+         column += warps * 2) {
       std::uint32_t inner[std::size_t{inner_parts}][4];
       MHLA_DEVICE_UNROLL
       for (int p = 0; p < inner_parts; ++p) {

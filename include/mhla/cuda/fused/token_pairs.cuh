@@ -131,8 +131,7 @@ MHLA_DEVICE void add_row_sums(const Block& block, const Scores<Rows>& scores,
     MHLA_DEVICE_UNROLL
     for (int j = 0; j < S::col_parts; ++j)
       sum += scores.value[i][j][2 * half] + scores.value[i][j][2 * half + 1];
-    sum += machine::exchange(sum, 1);
-    sum += machine::exchange(sum, 2);
+    sum = sum_of_lanes<4>(sum);
     const int part = S::col_part(block, 0) / S::col_parts;
     const Shared at = sums.at(part * Rows + x);
     if (block.lane() % 4 == 0) machine::write<float>(at, machine::read<float>(at) + sum);
@@ -141,7 +140,7 @@ MHLA_DEVICE void add_row_sums(const Block& block, const Scores<Rows>& scores,
 
 /// Writes to `flags` what each warp's threads found. The warp meets.
 MHLA_DEVICE void write_flags(const Block& block, float found, const SharedArray<float>& flags) {
-  found = sum_of_warp(found);
+  found = sum_of_lanes<32>(found);
   if (block.lane() == 0) machine::write<float>(flags.at(block.warp()), found);
 }
 /// Whether a tile has an infinity or NaN: each warp's flag is for its share; read them after the

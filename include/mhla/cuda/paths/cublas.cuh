@@ -13,9 +13,9 @@
 //   key blocks:    dk, dv
 #pragma once
 
-#include <mhla/cuda/intra_block.cuh>
 #include <mhla/cuda/paths/cublas.hpp>
 #include <mhla/cuda/paths/operands.cuh>
+#include <mhla/cuda/readout.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -248,33 +248,29 @@ struct CublasPass {
   /// p_t of every causal query.
   void sum_own_keys() const {
     launch(device, e.key_summaries() * e.feature_dim,
-           RunningKeySums<A>{keys(plan.keys, e.feature_dim), plan.running_key_sums.data});
+           WeightedRowSum<A, true>{keys(plan.keys, e.feature_dim), nullptr,
+                                   plan.running_key_sums.data});
   }
 
   /// The denominators of every query; under MixedProduct also R.
   void sum_denominators() const {
     const Index rows = e.queries.count();
-    if constexpr (mixes_key_sums<V>) {
-      launch(device, rows,
-             MixedKeySumDenominators<A>{plan.queries.data,
-                                        e.feature_dim,
-                                        {Divisor(e.readers()), nullptr, plan.mixed_key_sums.data},
-                                        of.epsilon(),
-                                        plan.denominators.data});
-      if constexpr (is_causal_within_block<V>) {
-        sum_own_keys();
-        launch(device, rows,
-               AddOwnDenominators<A>{own_weights(), plan.queries.data, plan.running_key_sums.data,
-                                     e.feature_dim, plan.denominators.data});
-      }
-    } else if constexpr (mixes_products<V>) {
+    const auto sum = [&](Index readers, Span<A> key_sums, A epsilon, Span<A> to) {
       launch(
           device, rows,
-          MixedKeySumDenominators<A>{plan.queries.data,
-                                     e.feature_dim,
-                                     {Divisor(e.queries.of_block()), nullptr, plan.key_sums.data},
-                                     A(0),
-                                     plan.products.data});
+          MixedKeySumDenominators<A, adds_own_key_sums>{plan.queries.data,
+                                                        e.feature_dim,
+                                                        {Divisor(readers), nullptr, key_sums.data},
+                                                        epsilon,
+                                                        to.data,
+                                                        own_weights(),
+                                                        plan.running_key_sums.data});
+    };
+    if constexpr (mixes_key_sums<V>) {
+      if constexpr (adds_own_key_sums) sum_own_keys();
+      sum(e.readers(), plan.mixed_key_sums, of.epsilon(), plan.denominators);
+    } else if constexpr (mixes_products<V>) {
+      sum(e.queries.of_block(), plan.key_sums, A(0), plan.products);
       fill<A, 1>(device, {plan.denominators.data, {rows}, {1}}, of.epsilon());
       for_each_mixing([&](const Mixing<V>& m) {
         m.for_each_head([&](Index g) {  // den += m R

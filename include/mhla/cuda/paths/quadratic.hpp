@@ -8,12 +8,36 @@
 #pragma once
 
 #include <mhla/cuda/call.hpp>
-#include <mhla/cuda/fused/quadratic.hpp>
+#include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/roofline.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
+
+namespace fused {
+
+/// The workspace of a call over pairs.
+template <class V>
+struct PairPlan : TablePlan<V, float, true> {
+  using Base = TablePlan<V, float, true>;
+  using Base::Base;
+  using Base::extents;
+  using Base::take_back;
+
+  // 1 / den of every query, and the gradient of den; parts of dmix, of every query head and run of
+  // a block's queries, and their sums over packed sequences.
+  Span<float> weights = take_back(extents.queries.count(), 1, normalizes<V>);
+  Span<float> sum_weights = take_back(extents.queries.count(), 1, normalizes<V>);
+  Index runs = runs_of_block(extents.queries.table.block_tokens);
+  Index grad_parts =
+      checked_mul(extents.queries.units(), checked_mul(extents.queries.group_size, runs));
+  Span<float> grad_mixing =
+      take_back(checked_mul(grad_parts, extents.queries.table.blocks), extents.mix_columns);
+  Span<float> packed_grad_mixing = take_back(grad_parts, extents.mixing_size(), is_packed<V>);
+};
+
+}  // namespace fused
 
 /// Costs of the kernels of a call.
 template <class V, class T>

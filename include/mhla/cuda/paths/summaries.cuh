@@ -31,33 +31,27 @@ struct SequenceSummaries {
   const Extents<V>& e;
   Sequence queries;
   Sequence keys;
-  int parts;
+  int planes;
+  Index width;  // elements of one
 
-  MixingShape shape() const { return mixing_shape(e, queries, keys); }
-  MixingShape key_sum_shape() const {
-    MixingShape of = shape();
-    of.width = e.feature_dim;
+  MixingShape shape() const {
+    MixingShape of = mixing_shape(e, queries, keys);
+    of.width = width;
     return of;
   }
-  template <class T>
-  SummaryRows<T> of_keys(const Summaries<T>& of) const {
-    const Index size = e.summary_size();
-    return {of.data + keys.first_block * size, parts, of.plane,
-            e.keys.table.blocks * size,        size,  0};
+  auto of_keys(const auto& of) const { return rows(of, keys, e.keys.table.blocks, 1); }
+  auto of_queries(const auto& of) const {
+    return rows(of, queries, e.queries.table.blocks, e.matrices);
   }
-  template <class T>
-  SummaryRows<T> of_queries(const Summaries<T>& of) const {
-    const Index size = e.summary_size(), row = e.matrices * size,
-                unit = e.queries.table.blocks * row;
-    return {of.data + queries.first_block * row, parts, of.plane, unit, row, size};
-  }
-  SummaryRows<float> of_keys(Span<float> of) const {
-    const Index size = e.feature_dim;
-    return {of.data + keys.first_block * size, 1, 0, e.keys.table.blocks * size, size, 0};
-  }
-  SummaryRows<float> of_queries(Span<float> of) const {
-    const Index size = e.feature_dim, row = e.matrices * size, unit = e.queries.table.blocks * row;
-    return {of.data + queries.first_block * row, 1, 0, unit, row, size};
+
+ private:
+  template <class Of>
+  auto rows(const Of& of, const Sequence& sequence, Index blocks, Index matrices) const {
+    const Index row = matrices * width;
+    SummaryRows<std::remove_pointer_t<decltype(of.data)>> rows{
+        of.data + sequence.first_block * row, planes, 0, blocks * row, row, width};
+    if constexpr (requires { of.plane; }) rows.plane_stride = of.plane;
+    return rows;
   }
 };
 
@@ -105,11 +99,12 @@ struct SummaryPass {
     const bool is_new = plan.in_state && plan.backward;
     return {plan.mixing.data, e.mixing_size(), e.mix_columns, is_new};
   }
-  /// Calls f(summaries) for every sequence of a batch item.
+  /// Calls f(summaries, key_sums) for every sequence of a batch item.
   template <class F>
   void for_each_sequence(const F& f) const {
     for_each_sequence_side(of.variant, e, [&](const Sequence& queries, const Sequence& keys) {
-      f(SequenceSummaries<V>{e, queries, keys, plan.parts});
+      f(SequenceSummaries<V>{e, queries, keys, plan.parts, e.summary_size()},
+        SequenceSummaries<V>{e, queries, keys, 1, e.feature_dim});
     });
   }
 
@@ -125,10 +120,10 @@ struct SummaryPass {
 
   /// z~_i and S~_i of every query block.
   void mix_blocks() const {
-    for_each_sequence([&](const SequenceSummaries<V>& s) {
+    for_each_sequence([&](const auto& s, [[maybe_unused]] const auto& z) {
       if constexpr (normalizes<V>)
-        mix_key_sums(device, s.key_sum_shape(), false, matrices(), s.of_keys(plan.key_sums),
-                     s.of_queries(plan.mixed_key_sums));
+        mix_key_sums(device, z.shape(), false, matrices(), z.of_keys(plan.key_sums),
+                     z.of_queries(plan.mixed_key_sums));
       mix(device, s.shape(), false, matrices(), s.of_keys(plan.summaries),
           s.of_queries(plan.mixed_summaries));
     });
@@ -177,13 +172,13 @@ struct SummaryPass {
                              e.mixing_size(),
                              e.mix_columns,
                              1 / (plan.summaries.scale * plan.grad_mixed_summaries.scale)};
-    for_each_sequence([&](const SequenceSummaries<V>& s) {
+    for_each_sequence([&](const auto& s, [[maybe_unused]] const auto& z) {
       mix_matrix_gradient<T, backward_parts<V>>(device, s.shape(), plan.splits,
                                                 s.of_queries(plan.grad_mixed_summaries),
                                                 s.of_keys(plan.summaries), to);
       if constexpr (normalizes<V>) {
-        const AddKeySumProducts body{s.key_sum_shape(), s.of_queries(plan.grad_mixed_key_sums),
-                                     s.of_keys(plan.key_sums), to};
+        const AddKeySumProducts body{z.shape(), z.of_queries(plan.grad_mixed_key_sums),
+                                     z.of_keys(plan.key_sums), to};
         machine::run(device, body.blocks(), body);
       }
     });
@@ -192,10 +187,10 @@ struct SummaryPass {
 
   /// dz_b and dS_b of every key block, as in mix_blocks().
   void mix_blocks_gradient() const {
-    for_each_sequence([&](const SequenceSummaries<V>& s) {
+    for_each_sequence([&](const auto& s, [[maybe_unused]] const auto& z) {
       if constexpr (normalizes<V>)
-        mix_key_sums(device, s.key_sum_shape(), true, matrices(),
-                     s.of_queries(plan.grad_mixed_key_sums), s.of_keys(plan.grad_key_sums));
+        mix_key_sums(device, z.shape(), true, matrices(), z.of_queries(plan.grad_mixed_key_sums),
+                     z.of_keys(plan.grad_key_sums));
       mix(device, s.shape(), true, matrices(), s.of_queries(plan.grad_mixed_summaries),
           s.of_keys(plan.grad_summaries));
     });

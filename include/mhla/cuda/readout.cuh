@@ -1,11 +1,23 @@
 // SPDX-License-Identifier: MIT
+// The readout of queries on panels, besides its products, and its adjoint: key sums and
+// denominators, row by row, and own blocks of causal queries. Q: s phi(q), Q^r: the same rotated,
+// c the gradient of den:
+//
+//   MixedKeySum:    den = Q z~ + epsilon
+//                   c_t = -<Q^r_t, dQ^r_t> / den_t     dQ += c z~^T     dz~ = Q^T c
+//
+// MixedProduct, of the released vision, DiT and video code: all blocks have n tokens, p is a
+// token's offset in its block; arrays of query heads are [units, blocks, heads of the kv head, n].
+//
+//   R_bp = <Q_bp, z_b>           den_ip = sum_b m_ib R_bp + epsilon
+//   dm += C R^T    dR = m^T C    dQ_bp += dR_bp z_b    dz_b = sum_p dR_bp Q_bp
+//
 // The own block of a causal query (arXiv 2601.07832, section 4.2, with the mask its text leaves
-// out) and its adjoint, in slabs of queries of all blocks at once: a slab sees its block's keys up
-// to its own last one. Inside block i the coefficient m_ii is constant.
+// out) in slabs of queries of all blocks at once: a slab sees its block's keys up to its own last
+// one. Inside block i the coefficient m_ii is constant, U = dy / den:
 //
 //   num += m_ii tril(Q^r K^r^T) V              den_t += m_ii <Q_t, p_t>, p_t = sum_{j <= t} K_j
 //
-// Adjoint, U = dy / den, c the gradient of den:
 //   dQ^r += m_ii tril(U V^T) K^r               dQ_t += m_ii c_t p_t
 //   dK^r += m_ii tril(U V^T)^T Q^r             dK_j += m_ii sum_{t >= j} c_t Q_t
 //   dV   += m_ii tril(Q^r K^r^T)^T U
@@ -14,12 +26,54 @@
 // No entry above the diagonal is ever multiplied, so that a NaN does not reach earlier tokens.
 #pragma once
 
-#include <mhla/cuda/denominators.cuh>
 #include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/token_block.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
+
+/// A compensated sum: its error does not grow with the number of terms. Zeros change nothing.
+template <class A>
+class CompensatedSum {
+ public:
+  MHLA_HOST_DEVICE void add(A term) {
+    const A before = sum_;
+    sum_ += term;
+    const A added = sum_ - before;
+    lost_ += (before - (sum_ - added)) + (term - added);
+  }
+  MHLA_HOST_DEVICE A value() const { return sum_ + lost_; }
+
+ private:
+  A sum_ = A(0);
+  A lost_ = A(0);
+};
+
+/// sum = the weighted sum of the rows of a panel, in order; without weights all are 1. If it is
+/// `running`, also after each row: p_t of every token of a block.
+template <class A, bool running = false>
+struct WeightedRowSum {
+  Panels<A> rows;
+  const A* weights;  // [panels, rows]
+  A* sums;           // [panels, cols]; running [panels, rows, cols]
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index n = i / rows.cols;
+    const Index c = i % rows.cols;
+    CompensatedSum<A> sum;
+    for (Index r = 0; r < rows.rows; ++r) {
+      sum.add(weights != nullptr ? weights[n * rows.rows + r] * rows.row(n, r)[c]
+                                 : rows.row(n, r)[c]);
+      if constexpr (running) sums[(n * rows.rows + r) * rows.cols + c] = sum.value();
+    }
+    if constexpr (!running) sums[i] = sum.value();
+  }
+};
+template <class A>
+void weighted_row_sums(const CudaDevice& device, const Panels<A>& rows, const A* weights, A* sums) {
+  launch(device, rows.count * rows.cols, WeightedRowSum<A>{rows, weights, sums});
+}
 
 /// The diagonal of the mixing matrices, for rows of panels.
 template <class A>
@@ -54,36 +108,46 @@ struct OwnWeights {
   }
 };
 
-/// p_t of every token of a block.                                     // [key rows, feature_dim]
-template <class A>
-struct RunningKeySums {
-  Panels<A> keys;
-  A* sums;
+/// den = Q z~ + epsilon, z~ the sum of WeightedRow, and of causal queries m_ii <Q_t, p_t>.
+template <class A, bool adds_own>
+struct MixedKeySumDenominators {
+  const A* features;  // [rows, feature_dim]
+  Index feature_dim;
+  WeightedRow<A> key_sums;
+  A epsilon;
+  A* denominators;
+  OwnWeights<A> weights;
+  const A* own_sums;  // p
 
-  MHLA_HOST_DEVICE void operator()(Index i) const {
-    const Index n = i / keys.cols;
-    const Index c = i % keys.cols;
-    CompensatedSum<A> sum;
-    for (Index t = 0; t < keys.rows; ++t) {
-      sum.add(keys.row(n, t)[c]);
-      sums[(n * keys.rows + t) * keys.cols + c] = sum.value();
+  MHLA_DEVICE void operator()(Index r) const {
+    const A* const q = features + r * feature_dim;
+    A den = inner_product(feature_dim, q,
+                          key_sums.of(static_cast<std::uint32_t>(r), feature_dim).sums) +
+            epsilon;
+    if constexpr (adds_own) {
+      const auto row = weights[r];
+      den += row.weight * inner_product(feature_dim, q, own_sums + row.key * feature_dim);
     }
+    denominators[r] = den;
   }
 };
 
-/// den_t += m_ii <Q_t, p_t>
+/// c_t; 0 where den_t is 0 or the token absent.
 template <class A>
-struct AddOwnDenominators {
-  OwnWeights<A> weights;
-  const A* features;  // [query rows, feature_dim]
-  const A* sums;      // p
+struct DenominatorGradient {
+  RowFinder rows;
+  const A* rotated;
+  const A* grad_rotated;
   Index feature_dim;
-  A* denominators;
+  const A* denominators;
+  A* gradient;
 
   MHLA_DEVICE void operator()(Index r) const {
-    const auto row = weights[r];
-    denominators[r] += row.weight * inner_product(feature_dim, features + r * feature_dim,
-                                                  sums + row.key * feature_dim);
+    const A den = denominators[r];
+    const Index at = r * feature_dim;
+    gradient[r] = den == A(0) || !rows[static_cast<std::uint32_t>(r)].present()
+                      ? A(0)
+                      : -inner_product(feature_dim, rotated + at, grad_rotated + at) / den;
   }
 };
 
