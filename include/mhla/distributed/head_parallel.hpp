@@ -4,7 +4,6 @@
 // round: an all-to-all (DeepSpeed-Ulysses, arXiv 2309.14509).
 #pragma once
 
-#include <mhla/cpu/host_kernels.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/distributed/agreement.hpp>
 
@@ -65,25 +64,21 @@ class HostHeads {
     Memory memory = lay_out(arena, executor);
     std::optional<cpu::BackwardPlan<L, A>>& plan = memory.plan;
     cpu::BackwardRequest<L, T> request{dy, gradients, Update::overwrite};
-    const auto operands = [&] {
-      return cpu::Operands<L, T>{x, cpu::lower(attention_), plan->plan};
-    };
     if (plan) {
-      plan->plan.pack_mixing(x.mix);
-      cpu::run_backward(operands(), request, *plan, {}, executor);
-      if constexpr (requires { attention_.masks; }) {
-        cpu::clear_masked(attention_.masks, gradients);
-      }
+      cpu::run_backward(cpu::packed(attention_, plan->plan, x), request, *plan, {}, executor);
+      if constexpr (requires { attention_.masks; })
+        Kernels::clear_masked(executor, attention_.masks, gradients);
     } else {
-      cpu::set_zero(gradients.query.view);
-      cpu::set_zero(gradients.key.view);
-      cpu::set_zero(gradients.value.view);
+      Kernels::clear_tensor(executor, gradients.query.view);
+      Kernels::clear_tensor(executor, gradients.key.view);
+      Kernels::clear_tensor(executor, gradients.value.view);
     }
     if (!gradients.mix.wanted) return;
     if (sums_over_heads() && !whole_.shape.empty()) gather_sums(communicator, memory);
     if (!gives_dmix()) return;
     request.update = update;
-    cpu::write_mixing_gradient(operands(), request, *plan, executor);
+    const cpu::Operands<L, T> operands{x, cpu::lower(attention_), plan->plan};
+    cpu::write_mixing_gradient(operands, request, *plan, executor);
   }
 
  private:
