@@ -12,6 +12,7 @@ namespace distributed_calls {
 // Used in several calls, each packed and padded too, as every variant takes a second to compile.
 using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Bidirectional, mhla::MixedKeySum,
                                  mhla::HalfSplitRotary>;
+using Unrotated = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
 using CausalSequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::MixedKeySum,
                                        mhla::HalfSplitRotary>;
 using ByBlocks = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::BlockCausal>;
@@ -30,7 +31,7 @@ void for_each_call(const Visit& visit) {
   const Shape grouped{2, 4, 2, 58, 58, 6, 7};
   visit("a ragged sequence", float{}, Sequence{.blocks = {.block = 5}}, grouped);
   visit("in double, without a normalizer", double{}, Plain{.blocks = {.block = 5}}, grouped);
-  visit("in bfloat16", BFloat16{}, Sequence{.blocks = {.block = 5}}, grouped);
+  visit("in bfloat16", BFloat16{}, Unrotated{.blocks = {.block = 5}}, grouped);
   visit("a matrix per head", float{}, Sequence{.blocks = {.block = 7}},
         Shape{2, 4, 4, 60, 60, 16, 8, 4});
   visit("a matrix for every item", float{}, Sequence{.blocks = {.block = 7}},
@@ -78,6 +79,9 @@ void for_each_call_by_heads(const Visit& visit) {
   visit("separable mixing", float{},
         Separable{.blocks = {.grid = {8, 6}, .block = {2, 3}}, .mixing = {.rank = 2}},
         Shape{2, 4, 2, 48, 48, 8, 6});
+  visit("with Precision::fast", BFloat16{},
+        Unrotated{.blocks = {.block = 5}, .precision = Precision::fast, .path = Path::linear},
+        Shape{2, 4, 2, 58, 58, 34, 33});
   visit("more sequences than partial sums", float{}, CausalSequence{.blocks = {.block = 4}},
         Shape{21, 6, 6, 9, 9, 4, 4});
   static constexpr std::int32_t offsets[] = {0, 9, 9, 30, 58};

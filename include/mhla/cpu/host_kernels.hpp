@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What Stages, SequenceParallel and HeadParallel do to tensors and sums on the host besides running
-// attention.
+// What calls, Stages, SequenceParallel and HeadParallel do to tensors and sums on the host besides
+// running attention.
 #pragma once
 
-#include <mhla/cpu/units.hpp>
+#include <mhla/policy/checks.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -42,7 +42,21 @@ class HostKernels {
   template <class T>
   static void clear_masked(const ExecutorRef&, const TensorView<const std::uint8_t, 2>& mask,
                            const TensorView<T, 4>& x) {
-    cpu::clear_masked(mask, x);
+    if (mask.data == nullptr || x.data == nullptr) return;
+    for (Index n = 0; n < x.extent[0]; ++n)
+      for (Index t = 0; t < x.extent[2]; ++t) {
+        if (mask(n, t) != 0) continue;
+        for (Index h = 0; h < x.extent[1]; ++h)
+          for (Index c = 0; c < x.extent[3]; ++c) x(n, h, t, c) = T{};
+      }
+  }
+  /// Of the gradients of a call, which no unit touches there.
+  template <class T>
+  static void clear_masked(const ExecutorRef& executor, const TokenMasks& masks,
+                           const GradientViews<T>& gradients) {
+    clear_masked(executor, masks.query, gradients.query.view);
+    clear_masked(executor, masks.key, gradients.key.view);
+    clear_masked(executor, masks.key, gradients.value.view);
   }
 
   /// Copies these tokens, or all, of x [batch, heads, tokens, dim] to a message, in this order.

@@ -203,11 +203,6 @@ struct Plan : Needs {
           mixing[(h * problem.query_blocks + i) * problem.key_blocks + b] = mix(h, i, b);
   }
 
-  /// Once it is packed, if summaries are mixed in pairs.
-  void round_mixing() {
-    if (mixes_pairs()) rounded.pack(mixing, sight_of<L>);
-  }
-
   /// How many of `count` units all slots share, one after another, once each has run its own. A
   /// remainder that is most of a round is run like the others: a shared unit has a barrier at every
   /// stage.

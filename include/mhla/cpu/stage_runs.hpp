@@ -8,7 +8,7 @@
 //   dH after, dS~         ->   dH before, dS, dC
 #pragma once
 
-#include <mhla/cpu/host_kernels.hpp>
+#include <mhla/cpu/units.hpp>
 #include <mhla/stages/calls.hpp>
 
 MHLA_NAMESPACE_BEGIN

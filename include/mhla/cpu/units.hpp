@@ -4,6 +4,7 @@
 
 #include <mhla/core/forward_state.hpp>
 #include <mhla/cpu/exact.hpp>
+#include <mhla/cpu/host_kernels.hpp>
 #include <mhla/cpu/pairs/backward.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/quadratic/choice.hpp>
@@ -93,7 +94,8 @@ template <class T, class V, class A>
 Operands<LoweredOf<V>, T> packed(const V& attention, Plan<LoweredOf<V>, A>& plan,
                                  const OperandViews<T>& x) {
   plan.pack_mixing(x.mix);
-  if constexpr (std::is_same_v<InPairs<T>, bool>) plan.round_mixing();
+  if constexpr (std::is_same_v<InPairs<T>, bool>)
+    if (plan.mixes_pairs()) plan.rounded.pack(plan.mixing, sight_of<LoweredOf<V>>);
   return {x, lower(attention), plan};
 }
 
@@ -136,33 +138,6 @@ Unit<L, T> unit_of(const Operands<L, T>& operands, Index head, const UnitMemory<
   if constexpr (is_structured<L>)
     unit.products = plan.structure.products(keys.blocks, false, memory.mixing_products);
   return unit;
-}
-
-/// Zeros the tokens that a mask [batch, tokens] removes from y, or from an overwritten gradient: no
-/// unit touches them.
-template <class T>
-void clear_masked(const TensorView<const std::uint8_t, 2>& mask, const TensorView<T, 4>& tensor) {
-  if (mask.data == nullptr || tensor.data == nullptr) return;
-  for (Index n = 0; n < tensor.extent[0]; ++n)
-    for (Index t = 0; t < tensor.extent[2]; ++t) {
-      if (mask(n, t) != 0) continue;
-      for (Index h = 0; h < tensor.extent[1]; ++h)
-        for (Index c = 0; c < tensor.extent[3]; ++c) tensor(n, h, t, c) = T{};
-    }
-}
-
-/// Zeroes the overwritten gradients of a call.
-template <class T>
-void clear_masked(const TokenMasks& masks, const GradientViews<T>& gradients) {
-  clear_masked(masks.query, gradients.query.view);
-  clear_masked(masks.key, gradients.key.view);
-  clear_masked(masks.key, gradients.value.view);
-}
-
-/// Zeros the gradient of a call without an output.
-template <class T, int Rank>
-void set_zero(const TensorView<T, Rank>& gradient) {
-  for (Index i = 0; i < gradient.size(); ++i) gradient.element(i) = T{};
 }
 
 /// Calls run(unit, memory, loop) for every unit: on one slot, or on all of them together.
@@ -393,7 +368,8 @@ class ForwardCall {
                         plan_ && plan_->plan.quadratic ? 0 : call_summary_size<A, V>(problem_));
     if (plan_) {
       run_forward(packed(attention_, plan_->plan, x), y, *plan_, saved, executor);
-      if constexpr (requires { attention_.masks; }) clear_masked(attention_.masks.query, y);
+      if constexpr (requires { attention_.masks; })
+        HostKernels::clear_masked(executor, attention_.masks.query, y);
     }
     if (save != nullptr) save->mark_filled();
   }
@@ -439,9 +415,11 @@ class BackwardCall {
     }
     if (request.update == Update::accumulate) return;
     if (!plan_) {
-      request.gradients.for_each([](const auto& gradient, const char*) { set_zero(gradient); });
+      request.gradients.for_each([&](const auto& gradient, const char*) {
+        HostKernels::clear_tensor(executor, gradient);
+      });
     } else if constexpr (requires { attention_.masks; }) {
-      clear_masked(attention_.masks, request.gradients);
+      HostKernels::clear_masked(executor, attention_.masks, request.gradients);
     }
   }
 

@@ -2,7 +2,6 @@
 // A sequence divided by tokens, computed by heads, as by DeepSpeed-Ulysses (arXiv 2309.14509).
 #pragma once
 
-#include <mhla/cpu/host_kernels.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/distributed/agreement.hpp>
 
@@ -66,26 +65,22 @@ class HostHeads {
     Memory memory = lay_out(heads, arena, executor);
     std::optional<cpu::BackwardPlan<L, A>>& plan = memory.plan;
     cpu::BackwardRequest<L, T> request{dy, gradients, Update::overwrite};
-    const auto operands = [&] {
-      return cpu::Operands<L, T>{x, cpu::lower(heads.attention), plan->plan};
-    };
     if (plan) {
-      plan->plan.pack_mixing(x.mix);
-      cpu::run_backward(operands(), request, *plan, {}, executor);
-      if constexpr (requires { heads.attention.masks; }) {
-        cpu::clear_masked(heads.attention.masks, gradients);
-      }
+      cpu::run_backward(cpu::packed(heads.attention, plan->plan, x), request, *plan, {}, executor);
+      if constexpr (requires { heads.attention.masks; })
+        Kernels::clear_masked(executor, heads.attention.masks, gradients);
     } else {
-      cpu::set_zero(gradients.query.view);
-      cpu::set_zero(gradients.key.view);
-      cpu::set_zero(gradients.value.view);
+      Kernels::clear_tensor(executor, gradients.query.view);
+      Kernels::clear_tensor(executor, gradients.key.view);
+      Kernels::clear_tensor(executor, gradients.value.view);
     }
     if (!gradients.mix.wanted) return;
     if (sums_over_heads(heads) && !heads.whole.shape.empty())
       gather_sums(heads, communicator, memory);
     if (!gives_dmix(heads)) return;
     request.update = update;
-    cpu::write_mixing_gradient(operands(), request, *plan, executor);
+    const cpu::Operands<L, T> operands{x, cpu::lower(heads.attention), plan->plan};
+    cpu::write_mixing_gradient(operands, request, *plan, executor);
   }
 
  private:
