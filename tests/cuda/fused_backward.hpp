@@ -80,7 +80,6 @@ struct BlockSums {
     sums[static_cast<std::size_t>(summary * feature_dim + c)] = static_cast<float>(value);
   }
   fused::Summaries<T> view() { return {planes.data(), count * size, scale}; }
-  fused::Summaries<const T> view() const { return {planes.data(), count * size, scale}; }
 
  private:
   std::size_t at(int part, Index summary, Index c) const {
@@ -182,7 +181,7 @@ class Backward {
                        request_.dq.data != nullptr,
                        request_.update,
                        query_sharing(),
-                       mixed().view(),
+                       mixed_.view(),
                        mixed_.sums.data(),
                        epsilon(),
                        {weights_.data(), sum_weights_.data(), own_products_.data()},
@@ -203,7 +202,7 @@ class Backward {
             request_.dk.data != nullptr,
             request_.update,
             {static_cast<int>(e_.keys.kv_heads), 1, 1},
-            grad_summaries().view(),
+            grad_summaries_.view(),
             grad_summaries_.sums.data(),
             0.0f,
             {fused::tokens(request_.dv, e_.keys.table), request_.dv.data != nullptr},

@@ -227,12 +227,13 @@ TEST_CASE("pointers: a question that CUDA cannot answer is a CudaError", "[cuda]
   for (const auto status : {cudaErrorInsufficientDriver, cudaErrorNoDevice}) {
     const Trouble trouble;
     stand_in::runtime().refuse_pointers_with = status;
-    const auto check = [&](const auto& run) {
-      check_refused(call, run, "mhla: q: cudaPointerGetAttributes", cudaGetErrorString(status));
+    const auto check = [&](const char* first, const auto& run) {
+      check_refused(call, run, std::string("mhla: ") + first + ": cudaPointerGetAttributes",
+                    cudaGetErrorString(status));
       CHECK(cudaPeekAtLastError() == cudaSuccess);  // it was ours, and has been told
     };
-    check([&] { call.forward(false); });
-    check([&] { call.backward(false); });
+    check("y", [&] { call.forward(false); });
+    check("dq", [&] { call.backward(false); });
   }
   // What the caller did before is the caller's.
   const Trouble trouble(Call::range(call.x.v));

@@ -195,95 +195,36 @@ struct LowerRowProducts {
   }
 };
 
-/// Destinations of the own blocks' gradients, which are added to dQ^r, dK^r and dV; a stage has
-/// none of its queries', or none of its keys'.
+/// Tokens [first, end) of query head g of every block of every unit, which see keys below `end`.
 template <class A>
-struct OwnBlockGradients {
-  A* queries;
-  Panels<A> keys;
-  Panels<A> values;
-  A* products;  // each query's part of dm_ii
+struct Slab {
+  const PanelRows& rows;
+  Index g;
+  Index first;
+  Index end;
+
+  Panels<A> of(const Span<A>& panel, Index dim) const {
+    return {panel.data + (g * rows.table.block_tokens + first) * dim,
+            rows.units() * rows.table.blocks,
+            end - first,
+            dim,
+            dim,
+            rows.of_block() * dim};
+  }
+  Panels<A> seen(const Panels<A>& keys) const { return keys.row_range(0, end); }
+  Panels<A> scores(const Span<A>& scratch) const {
+    return panels(scratch.data, rows.units() * rows.table.blocks, end - first, end);
+  }
+  LowerTriangle triangle() const { return {first, 0}; }
 };
-
-/// The own blocks of all units.
-template <class A>
-struct OwnBlocks {
-  const CudaDevice& device;
-  OwnWeights<A> weights;
-  A* rotated_queries;
-  Panels<A> rotated_keys;
-  Panels<A> values;
-  A* scores;  // scratch, of what is computed from P
-
-  /// num += m_ii tril(Q^r K^r^T) V of every query.
-  void read_out(A* numerators) const {
-    for_each_slab([&](const Slab& slab) {
-      const Panels<A> p = slab.scores(scores);
-      multiply_right_transposed(device, p, slab.of(rotated_queries, rotated_keys.cols),
-                                slab.seen(rotated_keys));
-      scale_scores(device, weights, p, slab.g);
-      multiply_lower(device, slab.of(numerators, values.cols), p, slab.seen(values),
-                     slab.triangle(), Into::add);
-    });
-  }
-  /// Its adjoint; `grad_scores` is scratch.
-  void read_out_gradient(A* grad_numerators, A* grad_scores,
-                         const OwnBlockGradients<A>& grad) const {
-    for_each_slab([&](const Slab& slab) {
-      const LowerTriangle triangle = slab.triangle();
-      const Panels<A> p = slab.scores(scores);
-      const Panels<A> t = slab.scores(grad_scores);
-      const Panels<A> q = slab.of(rotated_queries, rotated_keys.cols);
-      const Panels<A> u = slab.of(grad_numerators, values.cols);
-      const bool to_keys = grad.products != nullptr;
-      multiply_right_transposed(device, t, u, slab.seen(values));
-      if (to_keys) {
-        multiply_right_transposed(device, p, q, slab.seen(rotated_keys));
-        launch(device, p.count * p.rows,
-               LowerRowProducts<A>{p, t, triangle, slab.of(grad.products, 1)});
-        scale_scores(device, weights, p, slab.g);
-      }
-      scale_scores(device, weights, t, slab.g);
-      if (grad.queries != nullptr)
-        multiply_lower(device, slab.of(grad.queries, rotated_keys.cols), t, slab.seen(rotated_keys),
-                       triangle, Into::add);
-      if (!to_keys) return;
-      multiply_lower_transposed(device, slab.seen(grad.keys), t, q, triangle, Into::add);
-      multiply_lower_transposed(device, slab.seen(grad.values), p, u, triangle, Into::add);
-    });
-  }
-
- private:
-  /// Tokens [first, end) of query head g of every block of every unit, which see keys below `end`.
-  struct Slab {
-    const PanelRows& rows;
-    Index g;
-    Index first;
-    Index end;
-
-    Panels<A> of(A* panel, Index dim) const {
-      return {panel + (g * rows.table.block_tokens + first) * dim,
-              rows.units() * rows.table.blocks,
-              end - first,
-              dim,
-              dim,
-              rows.of_block() * dim};
-    }
-    Panels<A> seen(const Panels<A>& keys) const { return keys.row_range(0, end); }
-    Panels<A> scores(A* scratch) const {
-      return panels(scratch, rows.units() * rows.table.blocks, end - first, end);
-    }
-    LowerTriangle triangle() const { return {first, 0}; }
-  };
-  template <class F>
-  void for_each_slab(const F& f) const {
-    const PanelRows& rows = weights.rows;
-    const Index tokens = rows.table.block_tokens;
-    for (Index g = 0; g < rows.group_size; ++g)
-      for (Index first = 0; first < tokens; first += slab_tokens)
-        f(Slab{rows, g, first, (std::min)(first + slab_tokens, tokens)});
-  }
-};
+/// Calls f(slab) for those of all queries.
+template <class A, class F>
+void for_each_slab(const PanelRows& rows, const F& f) {
+  const Index tokens = rows.table.block_tokens;
+  for (Index g = 0; g < rows.group_size; ++g)
+    for (Index first = 0; first < tokens; first += slab_tokens)
+      f(Slab<A>{rows, g, first, (std::min)(first + slab_tokens, tokens)});
+}
 
 /// dQ_t += m_ii c_t p_t, and c_t <Q_t, p_t> to row t's part of dm_ii; a stage has only one of them.
 template <class A>

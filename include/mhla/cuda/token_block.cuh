@@ -438,53 +438,6 @@ struct UnmapRows {
   }
 };
 
-/// What a gradient of features goes through on its way to q or k: it is rotated back if they are
-/// rotated, and a row is added, for the denominators. Either may have been done before.
-template <class A>
-struct FeatureGradientRows {
-  PanelRows rows;
-  A* gradient;
-  Index feature_dim;
-  const RotationTable<A>& rotation;
-  A* inputs;           // [rows, key_dim]: scratch of a row-wise map
-  A* input_gradients;  // the same
-  WeightedRow<A> added;
-
-  /// Does that, in place.
-  template <bool Rotates>
-  void finish(const CudaDevice& device) const {
-    if (Rotates || added.sums != nullptr)
-      turn<Rotates>(device, rows, rotation, Turn::back, added, feature_dim, gradient, gradient);
-  }
-};
-
-/// tensor (+)= scale J(x)^T (R^T gradient + weighted row): the adjoint of pack_features.
-template <bool Rotates, class Map, class T, class A>
-void unpack_feature_gradient(const CudaDevice& device, const Map& map, A scale,
-                             const FeatureGradientRows<A>& of, const TensorView<const T, 4>& x,
-                             const TensorView<T, 4>& tensor, Update update) {
-  const PanelRows& rows = of.rows;
-  if constexpr (RowwiseFeatureMap<Map>) {
-    of.template finish<Rotates>(device);
-    gather(device, rows, x, of.inputs);
-    launch(device, rows.count(),
-           UnmapRows<Map, A>{map, scale, RowFinder(rows), of.inputs, x.extent[3], of.gradient,
-                             of.feature_dim, of.input_gradients});
-    scatter<T, A>(device, rows, of.input_gradients, tensor, update);
-  } else {
-    const RowUnits<T, Rotates> units(of.feature_dim,
-                                     has_aligned_rows(x) && has_aligned_rows(tensor) &&
-                                         is_aligned(of.gradient) && is_aligned(of.added.sums),
-                                     of.rotation.layout);
-    with_update(update, [&](auto adds) {
-      launch_rows(device, rows.count(), units.count,
-                  UnmapFeatures<Map, T, A, Rotates, adds.value>{
-                      map, scale, RowFinder(rows), RotationRows<A>(of.rotation, units.pairs()),
-                      of.added, x, of.gradient, tensor, units});
-    });
-  }
-}
-
 }  // namespace cuda
 
 MHLA_NAMESPACE_END

@@ -178,15 +178,6 @@ struct CublasPass {
               Divisor(e.per_item ? e.units() : e.queries.kv_heads)};
     }
   }
-  OwnBlocks<A> own_blocks() const {
-    return {device,
-            own_weights(),
-            plan.rotated_queries.data,
-            keys(plan.rotated_keys, e.feature_dim),
-            keys(plan.values, e.value_dim),
-            plan.scores.data};
-  }
-
   /// Calls f(mixing) for every matrix of mix and every sequence.
   template <class F>
   void for_each_mixing(const F& f) const {
@@ -281,11 +272,23 @@ struct CublasPass {
     }
   }
 
+  /// num += m_ii tril(Q^r K^r^T) V of every query.
+  void read_out_own_blocks() const {
+    for_each_slab<A>(e.queries, [&](const Slab<A>& slab) {
+      const Panels<A> p = slab.scores(plan.scores);
+      multiply_right_transposed(device, p, slab.of(plan.rotated_queries, e.feature_dim),
+                                slab.seen(keys(plan.rotated_keys, e.feature_dim)));
+      scale_scores(device, own_weights(), p, slab.g);
+      multiply_lower(device, slab.of(plan.outputs, e.value_dim), p,
+                     slab.seen(keys(plan.values, e.value_dim)), slab.triangle(), Into::add);
+    });
+  }
+
   /// y = num / den, num = Q^r S~, of every query (eq. 5).
   void read_out_blocks(const TensorView<T, 4>& y) const {
     multiply(device, queries(plan.outputs, e.value_dim),
              queries(plan.rotated_queries, e.feature_dim), mixed_summaries(plan.mixed_summaries));
-    if constexpr (is_causal_within_block<V>) own_blocks().read_out(plan.outputs.data);
+    if constexpr (is_causal_within_block<V>) read_out_own_blocks();
     scatter<T, A>(device, e.queries, plan.outputs.data, y, Update::overwrite,
                   plan.denominators.data);
   }
@@ -310,13 +313,36 @@ struct CublasPass {
                                     plan.grad_denominators.data});
   }
 
-  /// Of own blocks, to those gradients that the plan has.
+  /// Its adjoint, to those gradients that the plan has: a stage has none of its queries', or none
+  /// of its keys'.
   void own_blocks_gradient() const {
     set_zero(device, plan.grad_keys);
     set_zero(device, plan.grad_values);
-    own_blocks().read_out_gradient(plan.outputs.data, plan.grad_scores.data,
-                                   {plan.grad_queries.data, keys(plan.grad_keys, e.feature_dim),
-                                    keys(plan.grad_values, e.value_dim), plan.own_products.data});
+    const Panels<A> all_keys = keys(plan.rotated_keys, e.feature_dim);
+    for_each_slab<A>(e.queries, [&](const Slab<A>& slab) {
+      const LowerTriangle triangle = slab.triangle();
+      const Panels<A> p = slab.scores(plan.scores);
+      const Panels<A> t = slab.scores(plan.grad_scores);
+      const Panels<A> q = slab.of(plan.rotated_queries, e.feature_dim);
+      const Panels<A> u = slab.of(plan.outputs, e.value_dim);
+      const bool to_keys = plan.own_products.data != nullptr;
+      multiply_right_transposed(device, t, u, slab.seen(keys(plan.values, e.value_dim)));
+      if (to_keys) {
+        multiply_right_transposed(device, p, q, slab.seen(all_keys));
+        launch(device, p.count * p.rows,
+               LowerRowProducts<A>{p, t, triangle, slab.of(plan.own_products, 1)});
+        scale_scores(device, own_weights(), p, slab.g);
+      }
+      scale_scores(device, own_weights(), t, slab.g);
+      if (plan.grad_queries.data != nullptr)
+        multiply_lower(device, slab.of(plan.grad_queries, e.feature_dim), t, slab.seen(all_keys),
+                       triangle, Into::add);
+      if (!to_keys) return;
+      multiply_lower_transposed(device, slab.seen(keys(plan.grad_keys, e.feature_dim)), t, q,
+                                triangle, Into::add);
+      multiply_lower_transposed(device, slab.seen(keys(plan.grad_values, e.value_dim)), p, u,
+                                triangle, Into::add);
+    });
   }
   /// Of p_t, likewise.
   void own_key_sums_gradient() const {
@@ -327,32 +353,61 @@ struct CublasPass {
                                      plan.grad_queries.data, plan.own_products.data});
   }
 
-  /// dQ, before it is rotated back and the denominators add to it.
-  FeatureGradientRows<A> queries_gradient() const {
+  /// A gradient of features, which goes to q or k: it is rotated back if they are rotated, and a
+  /// row is added, for the denominators. Either may have been done before.
+  struct FeatureGradient {
+    const PanelRows& rows;
+    A* data;  // [rows, feature_dim]
+    WeightedRow<A> added;
+  };
+  FeatureGradient queries_gradient() const {
     WeightedRow<A> added;
     if constexpr (mixes_key_sums<V>)
       added = {Divisor(e.readers()), plan.grad_denominators.data, plan.mixed_key_sums.data};
     if constexpr (mixes_products<V>)
       added = {Divisor(e.queries.of_block()), plan.grad_products.data, plan.key_sums.data};
-    return gradient_rows(e.queries, plan.grad_queries, added);
+    return {e.queries, plan.grad_queries.data, added};
   }
-  /// dK likewise.
-  FeatureGradientRows<A> keys_gradient() const {
-    return gradient_rows(e.keys, plan.grad_keys,
-                         {Divisor(e.keys.of_block()), nullptr, plan.grad_key_sums.data});
+  FeatureGradient keys_gradient() const {
+    return {e.keys,
+            plan.grad_keys.data,
+            {Divisor(e.keys.of_block()), nullptr, plan.grad_key_sums.data}};
   }
-  FeatureGradientRows<A> gradient_rows(const PanelRows& rows, Span<A> gradient,
-                                       const WeightedRow<A>& added) const {
-    return {rows,          gradient.data,       e.feature_dim,
-            plan.rotation, plan.row_input.data, plan.grad_row.data,
-            added};
+  /// Does both, in place.
+  template <bool Rotates>
+  void finish(const FeatureGradient& gradient) const {
+    if (Rotates || gradient.added.sums != nullptr)
+      turn<Rotates>(device, gradient.rows, plan.rotation, Turn::back, gradient.added, e.feature_dim,
+                    gradient.data, gradient.data);
   }
-  /// The rest of a gradient's way to q or k.
-  void unpack_gradient(FeatureGradientRows<A> rows, A scale, const TensorView<const T, 4>& x,
-                       const TensorView<T, 4>& gradient, Update update) const {
-    if constexpr (adds_own_key_sums) rows.added = {};  // finished
-    unpack_feature_gradient<rotates<V> && !adds_own_key_sums>(device, of.variant.feature_map, scale,
-                                                              rows, x, gradient, update);
+  /// tensor (+)= scale J(x)^T (R^T gradient + weighted row): the adjoint of pack_features.
+  void unpack_gradient(FeatureGradient gradient, A scale, const TensorView<const T, 4>& x,
+                       const TensorView<T, 4>& tensor, Update update) const {
+    using Map = typename V::FeatureMapType;
+    constexpr bool turns_back = rotates<V> && !adds_own_key_sums;
+    const Map& map = of.variant.feature_map;
+    if constexpr (adds_own_key_sums) gradient.added = {};  // finished
+    if constexpr (RowwiseFeatureMap<Map>) {
+      finish<turns_back>(gradient);
+      gather(device, gradient.rows, x, plan.row_input.data);
+      launch(device, gradient.rows.count(),
+             UnmapRows<Map, A>{map, scale, RowFinder(gradient.rows), plan.row_input.data,
+                               x.extent[3], gradient.data, e.feature_dim, plan.grad_row.data});
+      scatter<T, A>(device, gradient.rows, plan.grad_row.data, tensor, update);
+    } else {
+      const RowUnits<T, turns_back> units(e.feature_dim,
+                                          has_aligned_rows(x) && has_aligned_rows(tensor) &&
+                                              is_aligned(gradient.data) &&
+                                              is_aligned(gradient.added.sums),
+                                          plan.rotation.layout);
+      with_update(update, [&](auto adds) {
+        launch_rows(
+            device, gradient.rows.count(), units.count,
+            UnmapFeatures<Map, T, A, turns_back, adds.value>{
+                map, scale, RowFinder(gradient.rows), RotationRows<A>(plan.rotation, units.pairs()),
+                gradient.added, x, gradient.data, tensor, units});
+      });
+    }
   }
 
   /// dz~_i or, under MixedProduct, dz_b; and dQ, where own blocks add to it.
@@ -361,7 +416,7 @@ struct CublasPass {
       weighted_row_sums(device, queries(plan.queries, e.feature_dim), plan.grad_denominators.data,
                         plan.grad_mixed_key_sums.data);
       if constexpr (adds_own_key_sums) {
-        queries_gradient().template finish<rotates<V>>(device);
+        finish<rotates<V>>(queries_gradient());
         own_key_sums_gradient();
       }
     } else if constexpr (mixes_products<V>) {
@@ -425,7 +480,7 @@ struct CublasPass {
                               into);
     const auto rows = keys_gradient();
     if constexpr (adds_own_key_sums) {
-      rows.template finish<rotates<V>>(device);
+      finish<rotates<V>>(rows);
       launch(device, grad_keys.count * grad_keys.cols,
              AddOwnKeySumKeyGradient<A>{own_weights(), plan.queries.data,
                                         plan.grad_denominators.data, grad_keys});

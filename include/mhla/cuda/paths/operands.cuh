@@ -146,11 +146,11 @@ struct AddOwnMixingGradient {
     const int lane = block.thread % lanes;
     const bool is_one = at < count();
     const Index i = at % mix_blocks;
-    machine::write<A>(shared.at(block.thread), is_one ? sum_of(at / mix_blocks, i, lane) : A(0));
+    machine::write<A>(place(block.thread), is_one ? sum_of(at / mix_blocks, i, lane) : A(0));
     block.sync();
     if (lane != 0 || !is_one) return;
     A sum = A(0);
-    for (int n = 0; n < lanes; ++n) sum += machine::read<A>(shared.at(block.thread + n));
+    for (int n = 0; n < lanes; ++n) sum += machine::read<A>(place(block.thread + n));
     A* to = parts + at;
     if constexpr (StructuredMixing<M>)
       to = parts + at / mix_blocks * size + mixing.own_coefficient(i);
@@ -158,7 +158,9 @@ struct AddOwnMixingGradient {
   }
 
  private:
-  static constexpr fused::SharedArray<A> shared{0};
+  MHLA_DEVICE static machine::Shared place(int n) {
+    return static_cast<machine::Shared>(n * int{sizeof(A)});
+  }
   /// A lane's share, of a unit's matrix.
   MHLA_DEVICE A sum_of(Index part, Index i, int lane) const {
     const Index tokens = rows.table.block_tokens;
@@ -232,11 +234,11 @@ struct WriteMixingGradient {
                    ceil_div((own ? own_count : count) - h, destination.extent[0]),
                    size * destination.extent[0]);
     }
-    machine::write<double>(shared.at(block.thread), sum);
+    machine::write<double>(place(block.thread), sum);
     block.sync();
     if (block.warp() != 0 || h >= destination.extent[0]) return;
     for (int warp = 1; warp < warps; ++warp)
-      sum += machine::read<double>(shared.at(warp * 32 + block.lane()));
+      sum += machine::read<double>(place(warp * 32 + block.lane()));
     A* const to = &destination(h, i, b);
     if (update == Update::overwrite)
       machine::store_to(to, static_cast<A>(sum));
@@ -245,7 +247,9 @@ struct WriteMixingGradient {
   }
 
  private:
-  static constexpr fused::SharedArray<double> shared{0};
+  MHLA_DEVICE static machine::Shared place(int n) {
+    return static_cast<machine::Shared>(n * int{sizeof(double)});
+  }
   /// Of every warps-th of n numbers, `step` apart; several are loaded at once.
   MHLA_DEVICE static double sum_of(const A* numbers, Index first, Index n, Index step) {
     constexpr int at_once = 8;
