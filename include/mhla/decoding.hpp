@@ -153,9 +153,10 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     if (bytes.size < saved_size())
       throw StateError(
           {"mhla: save: ", saved_size(), " bytes are needed, ", bytes.size, " were given"});
-    std::byte* const positions = bytes.data + sizeof(Header);
-    std::memcpy(positions, positions_.data(), positions_.size() * sizeof(Index));
-    std::copy_n(memory_.data(), state_bytes_, positions + positions_.size() * sizeof(Index));
+    std::byte* const state =
+        std::copy_n(reinterpret_cast<const std::byte*>(positions_.data()),
+                    positions_.size() * sizeof(Index), bytes.data + sizeof(Header));
+    std::copy_n(memory_.data(), state_bytes_, state);
     Header header = this->header();
     header.checksum = checksum(bytes.data + sizeof(Header), saved_size() - Index{sizeof(Header)});
     std::memcpy(bytes.data, &header, sizeof(header));

@@ -25,14 +25,16 @@ class Operand {
   using Traits = TensorTraits<X>;
   using Scalar = typename Traits::Scalar;
   static constexpr int rank = Traits::rank;
+  static constexpr bool in_memory =
+      is_dense_memory<std::remove_const_t<X>> || Traits::layout == any_layout;
 
  public:
   Operand(const X& expression, const Device& device) : expression_(expression), device_(device) {
-    if constexpr (Traits::layout == any_layout) {
-      view_ = storage_view(expression);
+    if constexpr (in_memory) {
+      view_ = memory_view(expression);
     } else {
-      // A tensor, a map or a contiguous slice of one is in memory already; Eigen's evaluator has no
-      // address for anything else before it is evaluated.
+      // A contiguous slice is in memory already; Eigen's evaluator has no address for anything else
+      // before it is evaluated.
       const Eigen::TensorEvaluator<const X, Device> evaluator(expression, device);
       const Scalar* address = evaluator.data();
       view_ = dense_view<Traits::layout, rank>(address, evaluator.dimensions());
@@ -42,7 +44,7 @@ class Operand {
   const TensorView<const Storage<Scalar>, rank>& view() const { return view_; }
 
   void evaluate() {
-    if constexpr (!is_dense_memory<std::remove_const_t<X>> && Traits::layout != any_layout) {
+    if constexpr (!in_memory) {
       if (view_.data != nullptr || view_.size() == 0) return;
       using Plain = Eigen::Tensor<Scalar, rank, Traits::layout, typename Traits::Index>;
       memory_ = Workspace(checked_mul(view_.size(), static_cast<Index>(sizeof(Scalar))));
