@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Copies and fills of tensors, and copies of sums of blocks, in a plan's arrays or in rows of the
-// caller's that hold all that a block leaves.
+// Copies and fills of tensors; copies of sums of blocks, in a plan's arrays or in rows of the
+// caller's that hold all that a block leaves; and rows of sums as they travel between ranks.
 #pragma once
 
 #include <mhla/cuda/chip/divisor.hpp>
@@ -90,6 +90,52 @@ void copy(const CudaDevice& device, Index units, Index blocks, Index heads,
               CopyBlockRows<A>{Divisor(heads), Divisor(blocks), from, to});
 }
 
+/// Moves an element between rows of sums and bytes that travel: all of S as bfloat16, then all of
+/// z. With const Sum it rounds, with const Byte it widens.
+template <class Sum, class Byte>
+struct RoundSums {
+  using A = std::remove_const_t<Sum>;
+  SumsLayout of;
+  TensorView<Sum, 2> rows;
+  Byte* travelling;
+  Index bytes;     // of a row that travels
+  Index key_sums;  // where z begins in them
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index row = i / rows.extent[1];
+    const Index element = i % rows.extent[1];
+    const Index unit = element / (of.summary + of.key_sum);
+    const Index c = element % (of.summary + of.key_sum);
+    if (c < of.summary)
+      move(rows(row, element), place<BFloat16>(row, 0)[unit * of.summary + c]);
+    else
+      move(rows(row, element), place<A>(row, key_sums)[unit * of.key_sum + c - of.summary]);
+  }
+
+ private:
+  template <class X>
+  MHLA_HOST_DEVICE auto* place(Index row, Index first) const {
+    return reinterpret_cast<std::conditional_t<std::is_const_v<Byte>, const X, X>*>(
+        travelling + row * bytes + first);
+  }
+  template <class X>
+  MHLA_HOST_DEVICE static void move(Sum& sum, X& travels) {
+    if constexpr (!std::is_const_v<Sum>)
+      sum = static_cast<A>(travels);
+    else if constexpr (std::is_same_v<X, A>)
+      travels = sum;
+    else
+      travels = X(static_cast<float>(sum));
+  }
+};
+template <class Sum, class Byte>
+void round_sums(const CudaDevice& device, const SumsLayout& of, const TensorView<Sum, 2>& rows,
+                Byte* travelling) {
+  using A = std::remove_const_t<Sum>;
+  const Index bytes = of.bytes<A>(Wire::bfloat16);
+  const Index key_sums = of.count * of.key_sum * static_cast<Index>(sizeof(A));
+  launch(device, rows.size(), RoundSums<Sum, Byte>{of, rows, travelling, bytes, bytes - key_sums});
+}
 }  // namespace cuda
 
 MHLA_NAMESPACE_END
