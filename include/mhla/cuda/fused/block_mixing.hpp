@@ -143,15 +143,9 @@ inline bool mixes_in_place(const MixingShape& shape) {
 
 /// dm = dS~ S^T: tiles of dm for every unit and matrix, each a sum over all columns, which are cut
 /// into splits.
-struct MixingGradientWork {
+struct MixingGradientWork : MixingShape {
   static constexpr Index step_cols = 64;
 
-  Index query_blocks;
-  Index key_blocks;
-  Index width;
-  Index units;
-  Index matrices;
-  Sight sight;
   Index side;  // of a tile
   Index query_tiles;
   Index key_tiles;
@@ -160,12 +154,7 @@ struct MixingGradientWork {
 
   /// Of so many splits or, if that is 0, of a number that depends on the shape.
   explicit MixingGradientWork(const MixingShape& shape, Index wanted_splits = 0)
-      : query_blocks(shape.query_blocks),
-        key_blocks(shape.key_blocks),
-        width(shape.width),
-        units(shape.units),
-        matrices(shape.matrices),
-        sight(shape.sight),
+      : MixingShape(shape),
         side((std::max)(query_blocks, key_blocks) <= 32 ? 32 : 64),
         query_tiles(ceil_div(query_blocks, side)),
         key_tiles(ceil_div(key_blocks, side)),

@@ -110,14 +110,11 @@ class KeySumsOfTiles {
   template <int Rows, class KeyTile, class ValueTile>
   MHLA_DEVICE void multiply_add(const Block& block, Sum& sum, const KeyTile& keys,
                                 const ValueTile& values) {
-    using T = typename Traits::T;
-    if constexpr (of_product) {
-      fused::multiply_add<T, Rows, Stored::transposed, Stored::not_transposed>(block, sum, keys,
-                                                                               values, sums);
-    } else {
-      fused::multiply_add<T, Rows, Stored::transposed, Stored::not_transposed>(block, sum, keys,
-                                                                               values);
-    }
+    const auto use = [&](int i, const auto& rows) {
+      if constexpr (of_product) sums(i, rows);
+    };
+    fused::multiply_add<typename Traits::T, Rows, Stored::transposed, Stored::not_transposed>(
+        block, sum, keys, values, use);
   }
   /// Calls store(col, sum) for every column, and begins again. Synchronizes the thread block where
   /// lanes' sums are added up.

@@ -224,19 +224,14 @@ struct ReadOutBlocks {
                       memory().denominators};
 
     for (int n = 0; tile.begin < tile.end; tile.begin += rows, ++n) {
-      if constexpr (stages == 1) {
-        if (n > 0) {
-          block.sync();  // the previous tile has been read
-          if constexpr (adds_own) copy_summary(block, tile);
-          copy_tokens<threads>(block, q.x, tile, features(0));
-          machine::commit_copies();
-        }
-        machine::wait_for_copies<0>();
-        block.sync();
-      } else {
-        machine::wait_for_copies<0>();
-        block.sync();  // this tile has landed, and the previous one has been read
+      if (stages == 1 && n > 0) {
+        block.sync();  // the previous tile has been read
+        if constexpr (adds_own) copy_summary(block, tile);
+        copy_tokens<threads>(block, q.x, tile, features(0));
+        machine::commit_copies();
       }
+      machine::wait_for_copies<0>();
+      block.sync();  // this tile has landed, and the previous one has been read
       read_out(block, tiles, tile, features(n), features(n + 1));
     }
     machine::wait_for_copies<0>();
