@@ -58,7 +58,6 @@ struct RowsInTile {
       : begin(tile.at(row + block.lane() % 16, block.lane() / 16 * 8)),
         last(tile.at(row + block.lane() % 16, K - 8)) {}
 
-  MHLA_DEVICE void load(const RowsInTile& rows) { *this = rows; }
   MHLA_DEVICE void read(int k, std::uint32_t (&a)[4]) const {
     machine::load_matrices(a, k + 16 <= K ? begin + static_cast<Shared>(k * 2) : last);
   }
@@ -171,11 +170,8 @@ MHLA_DEVICE void multiply_add_seen_rows(const Block& block, WarpRows<Cols>& sum,
                                         const Sees& sees) {
   const RowsInRegisters<K> kept = a;  // in memory, too
   multiply_add_seen<T, K>(
-      block, sum.value,
-      [&](int k, std::uint32_t(&of_a)[4]) {
-        for (int x = 0; x < 4; ++x) of_a[x] = kept.part[k / 16][x];
-      },
-      b, row, 0, N / 8, sees);
+      block, sum.value, [&](int k, std::uint32_t(&of_a)[4]) { kept.read(k, of_a); }, b, row, 0,
+      N / 8, sees);
 }
 
 }  // namespace cuda::fused

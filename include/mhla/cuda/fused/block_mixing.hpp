@@ -86,7 +86,7 @@ struct MixingWork {
     units_of_group = kv_heads == 0 ? 0 : narrow(shape.units / kv_heads);
     // A warp has 16 rows and 64 columns of a result: 2 x 4 warps, or 8 x 1.
     side = (std::max)(rows, inner) <= 32 && summed == 1 ? 32 : 128;
-    panel_cols = 64 * columns_of_warps();
+    panel_cols = 64 * (8 / (side / 16));
     row_tiles = narrow(ceil_div(rows, side));
     panels = narrow(ceil_div(width, panel_cols));
     items =
@@ -95,8 +95,6 @@ struct MixingWork {
     // If tiles differ in work, the hardware distributes them better than fixed stretches.
     blocks = keeps ? static_cast<int>((std::min)(Index{items}, max_blocks)) : items;
   }
-
-  int columns_of_warps() const { return 8 / (side / 16); }
 
   /// The union of the inner rows that result rows [first, end) see.
   MHLA_HOST_DEVICE int inner_begin(int first) const {

@@ -268,7 +268,9 @@ struct WarpPairs {
     const int slice = block.warp() / (Rows / 16);  // with keys, of dv, then of dk
     return (transposed ? slice % Traits::tiles.slices : slice) * N;
   }
-  MHLA_DEVICE bool is_kept() const { return keeps_mixing(mixing.rows, mixing.columns); }
+  MHLA_DEVICE bool is_kept() const {
+    return Index{mixing.rows} * mixing.columns <= max_kept_weights;
+  }
   /// Copies the head's weights to shared memory, if they are to be there.
   template <int Threads>
   MHLA_DEVICE void keep(const Block& block) const {

@@ -44,7 +44,6 @@ struct TileReadOut {
   /// Without own tokens all that a query's scale s multiplies is one product, so that features need
   /// not have it: y = s N / (s D + epsilon) = N / (D + epsilon / s).
   static constexpr bool scales_result = !adds_own;
-  MHLA_DEVICE float scale_of_features() const { return scales_result ? 1.0f : q.scale; }
   MHLA_DEVICE static float epsilon_for(float epsilon, float scale) {
     if constexpr (!scales_result) return epsilon;
     return scale == 0 ? HUGE_VALF : epsilon / scale;
@@ -53,7 +52,7 @@ struct TileReadOut {
   /// phi^r(q) in place, and den = phi(q) z + epsilon.
   MHLA_DEVICE void make_query_features(const Block& block, const TokenRange& range,
                                        const FeatureTile& tile) const {
-    const auto weight = [&](int) { return scale_of_features(); };
+    const auto weight = [&](int) { return scales_result ? 1.0f : q.scale; };
     if constexpr (Divides) {
       typename S::Elements z[std::size_t{S::of_lane}];
       S::for_each(block, [&](int n, int i) { read_strip<key_dim>(key_sum.begin, n, z[i]); });
