@@ -47,10 +47,10 @@ struct WarpRows {
   }
 };
 
-/// 16 rows of a tile of K columns, a first factor, read from shared memory for every product.
-template <int K, class TileA>
+/// 16 rows of a tile, a first factor, read from shared memory for every product.
+template <class TileA>
 struct RowsInTile {
-  static_assert(K % 8 == 0 && TileA::cols >= K);
+  static constexpr int K = TileA::cols;
   Shared begin;  // of what this lane reads
   Shared last;   // likewise, of the last eight columns, if they have no others beside them
 
@@ -69,7 +69,7 @@ struct RowsInRegisters {
   std::uint32_t part[std::size_t{(K + 15) / 16}][4];
 
   template <class TileA>
-  MHLA_DEVICE void load(const RowsInTile<K, TileA>& rows) {
+  MHLA_DEVICE void load(const RowsInTile<TileA>& rows) {
     MHLA_DEVICE_UNROLL
     for (int k = 0; k < K; k += 16) rows.read(k, part[k / 16]);
   }
@@ -78,12 +78,12 @@ struct RowsInRegisters {
   }
 };
 
-/// The product of a and the transpose of rows [row, row + Cols) of b, of inner extent K. The warp
-/// meets.
-template <class T, int K, int Cols, class A, class TileB>
+/// The product of a and the transpose of rows [row, row + Cols) of b, of K columns. The warp meets.
+template <class T, int Cols, class A, class TileB>
 MHLA_DEVICE WarpRows<Cols> product_with_rows(const Block& block, const A& a, const TileB& b,
                                              int row) {
-  static_assert(K % 8 == 0 && Cols % 16 == 0 && TileB::cols >= K);
+  static_assert(Cols % 16 == 0);
+  constexpr int K = TileB::cols;
   constexpr int parts = WarpRows<Cols>::parts;
   constexpr int together = parts < 4 ? parts : 4;  // in a load of eight columns
   const int lane = block.lane();

@@ -401,9 +401,8 @@ MHLA_DEVICE void add_strip(const Block& block, const Pairs& pairs, WarpRows<Cols
 template <class Kernel>
 MHLA_DEVICE void add_plain_scores(const Block& block, const typename Kernel::Pairs& pairs,
                                   int first, Counted counted, float (&sums)[2]) {
-  const RowsInTile<Kernel::KeyDim, typename Kernel::Memory::Own> queries(
-      block, Kernel::memory().own_plain, pairs.first_row);
-  auto scores = product_with_rows<typename Kernel::T, Kernel::KeyDim, Kernel::strip>(
+  const RowsInTile queries(block, Kernel::memory().own_plain, pairs.first_row);
+  auto scores = product_with_rows<typename Kernel::T, Kernel::strip>(
       block, queries, Kernel::memory().others_plain, first);
   pairs.weigh(block, scores, first, counted, [&](int, int e, float weight, float score) {
     sums[e / 2] += weight * score;

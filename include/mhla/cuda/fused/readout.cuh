@@ -140,8 +140,8 @@ struct TileReadOut {
           look_for_infinities<T, threads>(block, values, at.flags);
           block.sync();
           Scores<rows> scores;
-          multiply_add<T, key_dim, Stored::not_transposed, Stored::transposed>(block, scores,
-                                                                               features, others);
+          multiply_add<T, Stored::not_transposed, Stored::transposed>(block, scores, features,
+                                                                      others);
           const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, ys, j); };
           write_scores<T>(block, scores, scores_tile, pair_counts,
                           [&](int, int, float score) { return weight * score; });
@@ -263,8 +263,8 @@ struct ReadOutBlocks {
     }
     block.sync();
     typename Tiles::Sum sum;
-    multiply_add<T, key_dim, Stored::not_transposed, Stored::not_transposed>(block, sum, of_tile,
-                                                                             summary_tile());
+    multiply_add<T, Stored::not_transposed, Stored::not_transposed>(block, sum, of_tile,
+                                                                    summary_tile());
     tiles.finish(block, sum, summaries.scale, of_tile, tile, sharing, y, column_of(block));
   }
 };

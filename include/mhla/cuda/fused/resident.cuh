@@ -162,7 +162,7 @@ struct AttendResident {
           if constexpr (teams > 1) tile.template next<rows>();
         },
         [&](int n) {
-          key_sums.template multiply_add<rows>(team, sum, features(n), values(n));
+          key_sums.multiply_add(team, sum, features(n), values(n));
           if (tile.template next<rows>()) keep(team, b++, sum, key_sums);
         });
   }
@@ -310,8 +310,8 @@ struct AttendResident {
         [&](int n) {
           if (teams > 1 && n > 0) store(team, n - 1, done, part.column);
           typename Tiles::Sum sum;
-          multiply_add<T, key_dim, Stored::not_transposed, Stored::not_transposed>(
-              team, sum, features(n), summary(i));
+          multiply_add<T, Stored::not_transposed, Stored::not_transposed>(team, sum, features(n),
+                                                                          summary(i));
           if constexpr (teams > 1) {
             readout(n, i).assemble(team, sum, 1 / scale, values(n));
             done = tile.range;
