@@ -380,9 +380,8 @@ struct KeyPairsGradient {
   static constexpr int rows = Traits::tiles.own_of_two();
   static constexpr int columns = Traits::tiles.others;
   static constexpr int strip = columns < 32 ? columns : 32;
-  static constexpr int row_warps = rows / 16;
   static constexpr int slices = Traits::tiles.slices;
-  static constexpr int warps = 2 * row_warps * slices;
+  static constexpr int warps = 2 * (rows / 16) * slices;
   static constexpr int threads = 32 * warps;
   using Memory = PairMemory<Traits, Side::keys, rows, warps, true>;
   using Pairs = WarpPairs<Traits, Side::keys, rows>;
@@ -417,7 +416,7 @@ struct KeyPairsGradient {
     PlainSum plain_sum;  // of unrotated queries, if features are twofold
     for_each_other_tile<KeyPairsGradient>(
         block, of, operands.dy, ys, true, pairs,
-        [&](int, const TokenRange& xs) {
+        [&](const TokenRange& xs) {
           if (pairs.head != xs.head) {
             pairs.head = xs.head;
             pairs.template keep<threads>(block);

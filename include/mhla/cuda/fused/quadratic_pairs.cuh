@@ -459,7 +459,7 @@ MHLA_DEVICE void make_flagged_features(const Block& block, const FeatureTokens<T
 
 /// Calls use(tile, hides) for each of the tiles of the other side that pair with a thread block's
 /// own one, of all heads, once their features and, if it `begins`, those of its own are made, and
-/// prepare(tile, range) was called. `values` are the other side's. `hides`: some pairs may not
+/// prepare(range) was called. `values` are the other side's. `hides`: some pairs may not
 /// count, and flags say where what the kernel reads has infinities.
 template <class Kernel, class Prepare, class Use>
 MHLA_DEVICE void for_each_other_tile(const Block& block, const typename Kernel::Operands& of,
@@ -516,7 +516,7 @@ MHLA_DEVICE void for_each_other_tile(const Block& block, const typename Kernel::
         if (Memory::reads_values && hides(tile))
           look_for_infinities<typename Kernel::T, threads>(block, memory().other_values(tile),
                                                            memory().value_flags);
-        prepare(tile, others);
+        prepare(others);
       },
       [&](int tile) {
         pairs.ahead = own.begin - others_of(tile).begin;
