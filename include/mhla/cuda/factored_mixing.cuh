@@ -106,19 +106,6 @@ void for_each_product_backwards(const M& mixing, const MixingLayout& layout, con
   }
 }
 
-/// The parts that coefficients, or gradients, of one of mix's matrices are computed in.
-template <class M>
-Index coefficient_parts(const M& mixing, const MixingLayout& layout) {
-  if constexpr (requires { mixing.num_parts(layout); }) return mixing.num_parts(layout);
-  return 1;
-}
-template <class M>
-Index gradient_parts(const M& mixing, const MixingLayout& layout, Index rows) {
-  if constexpr (requires { mixing.num_gradient_parts(layout, rows); })
-    return mixing.num_gradient_parts(layout, rows);
-  return 1;
-}
-
 /// A part of the coefficients of one unit and matrix.
 template <class M, class A>
 struct FillCoefficients {
@@ -206,7 +193,8 @@ struct FactoredMixing {
 
   /// The coefficients of the part's matrices, and m_ii.
   void fill_coefficients(const TensorView<const A, 3>& mix) const {
-    const Index parts = coefficient_parts(mixing, e.layout);
+    Index parts = 1;  // that those of a matrix are computed in
+    if constexpr (requires { mixing.num_parts(e.layout); }) parts = mixing.num_parts(e.layout);
     const Index size = e.mixing_size();
     launch(device, e.mixings() * parts,
            FillCoefficients<M, A>{mixing, e.layout, mix, parts, size, plan.mixing.data});
@@ -248,7 +236,9 @@ struct FactoredMixing {
     A* const sums = plan.grad_mixing.data;
     launch(device, mix.extent[0] * size,
            SumCoefficientGradients<A>{sums, e.units() * e.matrices, mix.extent[0], size});
-    const Index parts = gradient_parts(mixing, e.layout, mix.extent[1]);
+    Index parts = 1;  // that a matrix's gradient is computed in
+    if constexpr (requires { mixing.num_gradient_parts(e.layout, Index{}); })
+      parts = mixing.num_gradient_parts(e.layout, mix.extent[1]);
     launch(device, mix.extent[0] * parts,
            AddParameterGradient<M, A>{mixing, e.layout, mix, parts, size, sums, grad_mix});
   }

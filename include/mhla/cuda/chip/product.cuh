@@ -222,20 +222,20 @@ MHLA_DEVICE void multiply_add_parts(const Block& block, Sum& sum,
     }
   }
 }
-/// sum += a b, of inner extent K, a multiple of 8. use(i, rows) gets each part of a, 16 x 16, as
-/// the i-th row of parts multiplies it; K is then a multiple of 16. The warps of the block meet.
-template <class T, int K, Stored a_stored, Stored b_stored, int M, int N, int WarpsM, int WarpsN,
+/// sum += a b, of b's inner extent K, a multiple of 8. use(i, rows) gets each part of a, 16 x 16,
+/// as the i-th row of parts multiplies it; K is then a multiple of 16. The warps of the block meet.
+template <class T, Stored a_stored, Stored b_stored, int M, int N, int WarpsM, int WarpsN,
           class TileA, class TileB, class Use = const Ignore>
 MHLA_DEVICE void multiply_add(const Block& block, Accumulators<M, N, WarpsM, WarpsN>& sum,
                               const TileA& a, const TileB& b, Use& use = Ignore()) {
   using Sum = Accumulators<M, N, WarpsM, WarpsN>;
   constexpr bool a_as_stored = a_stored == Stored::not_transposed;
   constexpr bool b_as_stored = b_stored == Stored::not_transposed;
+  constexpr int K = b_as_stored ? TileB::rows : TileB::cols;
   static_assert(K % (std::is_same_v<Use, const Ignore> ? 8 : 16) == 0);
   static_assert(a_as_stored ? TileA::rows >= M && TileA::cols >= K
                             : TileA::rows >= K && TileA::cols >= M);
-  static_assert(b_as_stored ? TileB::rows >= K && TileB::cols >= N
-                            : TileB::rows >= N && TileB::cols >= K);
+  static_assert((b_as_stored ? TileB::cols : TileB::rows) >= N);
   constexpr bool a_exact = M % 16 == 0 && Sum::all_row_parts % WarpsM == 0;
   constexpr bool b_exact = Sum::col_parts % 2 == 0 && Sum::all_col_parts % WarpsN == 0;
   // The outer extent of b lies along columns of its tile, if that is not transposed.

@@ -45,9 +45,6 @@ MHLA_HOST_DEVICE constexpr int tile_bytes(int rows, int cols) { return rows * ti
 MHLA_HOST_DEVICE constexpr int float_tile_stride(int cols) {
   return (cols + (40 - cols % 32) % 32) * 4;
 }
-MHLA_HOST_DEVICE constexpr int float_tile_bytes(int rows, int cols) {
-  return rows * float_tile_stride(cols);
-}
 
 /// Value columns per thread block: all, or the largest even part of at most `most`.
 MHLA_HOST_DEVICE constexpr int value_slice(int value_dim, int most) {
@@ -56,10 +53,6 @@ MHLA_HOST_DEVICE constexpr int value_slice(int value_dim, int most) {
     ++slices;
   return value_dim / slices;
 }
-
-}  // namespace cuda::fused
-
-namespace cuda::fused {
 
 /// Some elements in shared memory.
 template <class U>

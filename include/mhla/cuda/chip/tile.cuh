@@ -3,6 +3,7 @@
 // and summaries to them, and pipelines of tiles through a ring of slots.
 #pragma once
 
+#include <bit>
 #include <mhla/cuda/chip/machine.cuh>
 
 MHLA_NAMESPACE_BEGIN
@@ -87,12 +88,6 @@ struct TensorRow {
   bool present;
 };
 
-/// The largest one.
-MHLA_HOST_DEVICE constexpr int power_of_two_in(int number) {
-  int power = 1;
-  while (2 * power <= number) power *= 2;
-  return power;
-}
 /// How the chunks of a tile are divided between threads. A few lanes share a row: eight, for 128
 /// adjacent bytes, or as many as divide its chunks. A lane locates a row once for all its chunks.
 template <int Threads, int Rows, int Cols>
@@ -104,7 +99,8 @@ struct ChunkShares {
                                : chunks % 2 == 0 ? 2
                                                  : 1;
   /// Rows at once; where three lanes share one, threads are left over.
-  static constexpr int step = lanes == 3 ? power_of_two_in(Threads / 3) : Threads / lanes;
+  static constexpr int step =
+      lanes == 3 ? static_cast<int>(std::bit_floor(unsigned{Threads / 3})) : Threads / lanes;
   static constexpr int rows = (Rows + step - 1) / step;  // of a thread
   static_assert(Threads % lanes == 0 || lanes == 3);
 

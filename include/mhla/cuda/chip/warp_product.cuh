@@ -47,10 +47,10 @@ struct WarpRows {
   }
 };
 
-/// 16 rows of a tile of K columns, a first factor, read from shared memory for every product.
-template <int K, class TileA>
+/// 16 rows of a tile, a first factor, read from shared memory for every product.
+template <class TileA>
 struct RowsInTile {
-  static_assert(K % 8 == 0 && TileA::cols >= K);
+  static constexpr int K = TileA::cols;
   Shared begin;  // of what this lane reads
   Shared last;   // likewise, of the last eight columns, if they have no others beside them
 
@@ -58,7 +58,6 @@ struct RowsInTile {
       : begin(tile.at(row + block.lane() % 16, block.lane() / 16 * 8)),
         last(tile.at(row + block.lane() % 16, K - 8)) {}
 
-  MHLA_DEVICE void load(const RowsInTile& rows) { *this = rows; }
   MHLA_DEVICE void read(int k, std::uint32_t (&a)[4]) const {
     machine::load_matrices(a, k + 16 <= K ? begin + static_cast<Shared>(k * 2) : last);
   }
@@ -70,7 +69,7 @@ struct RowsInRegisters {
   std::uint32_t part[std::size_t{(K + 15) / 16}][4];
 
   template <class TileA>
-  MHLA_DEVICE void load(const RowsInTile<K, TileA>& rows) {
+  MHLA_DEVICE void load(const RowsInTile<TileA>& rows) {
     MHLA_DEVICE_UNROLL
     for (int k = 0; k < K; k += 16) rows.read(k, part[k / 16]);
   }
@@ -79,12 +78,12 @@ struct RowsInRegisters {
   }
 };
 
-/// The product of a and the transpose of rows [row, row + Cols) of b, of inner extent K. The warp
-/// meets.
-template <class T, int K, int Cols, class A, class TileB>
+/// The product of a and the transpose of rows [row, row + Cols) of b, of K columns. The warp meets.
+template <class T, int Cols, class A, class TileB>
 MHLA_DEVICE WarpRows<Cols> product_with_rows(const Block& block, const A& a, const TileB& b,
                                              int row) {
-  static_assert(K % 8 == 0 && Cols % 16 == 0 && TileB::cols >= K);
+  static_assert(Cols % 16 == 0);
+  constexpr int K = TileB::cols;
   constexpr int parts = WarpRows<Cols>::parts;
   constexpr int together = parts < 4 ? parts : 4;  // in a load of eight columns
   const int lane = block.lane();
@@ -171,11 +170,8 @@ MHLA_DEVICE void multiply_add_seen_rows(const Block& block, WarpRows<Cols>& sum,
                                         const Sees& sees) {
   const RowsInRegisters<K> kept = a;  // in memory, too
   multiply_add_seen<T, K>(
-      block, sum.value,
-      [&](int k, std::uint32_t(&of_a)[4]) {
-        for (int x = 0; x < 4; ++x) of_a[x] = kept.part[k / 16][x];
-      },
-      b, row, 0, N / 8, sees);
+      block, sum.value, [&](int k, std::uint32_t(&of_a)[4]) { kept.read(k, of_a); }, b, row, 0,
+      N / 8, sees);
 }
 
 }  // namespace cuda::fused

@@ -86,7 +86,7 @@ struct MixingWork {
     units_of_group = kv_heads == 0 ? 0 : narrow(shape.units / kv_heads);
     // A warp has 16 rows and 64 columns of a result: 2 x 4 warps, or 8 x 1.
     side = (std::max)(rows, inner) <= 32 && summed == 1 ? 32 : 128;
-    panel_cols = 64 * columns_of_warps();
+    panel_cols = 64 * (8 / (side / 16));
     row_tiles = narrow(ceil_div(rows, side));
     panels = narrow(ceil_div(width, panel_cols));
     items =
@@ -95,8 +95,6 @@ struct MixingWork {
     // If tiles differ in work, the hardware distributes them better than fixed stretches.
     blocks = keeps ? static_cast<int>((std::min)(Index{items}, max_blocks)) : items;
   }
-
-  int columns_of_warps() const { return 8 / (side / 16); }
 
   /// The union of the inner rows that result rows [first, end) see.
   MHLA_HOST_DEVICE int inner_begin(int first) const {
@@ -143,15 +141,9 @@ inline bool mixes_in_place(const MixingShape& shape) {
 
 /// dm = dS~ S^T: tiles of dm for every unit and matrix, each a sum over all columns, which are cut
 /// into splits.
-struct MixingGradientWork {
+struct MixingGradientWork : MixingShape {
   static constexpr Index step_cols = 64;
 
-  Index query_blocks;
-  Index key_blocks;
-  Index width;
-  Index units;
-  Index matrices;
-  Sight sight;
   Index side;  // of a tile
   Index query_tiles;
   Index key_tiles;
@@ -160,12 +152,7 @@ struct MixingGradientWork {
 
   /// Of so many splits or, if that is 0, of a number that depends on the shape.
   explicit MixingGradientWork(const MixingShape& shape, Index wanted_splits = 0)
-      : query_blocks(shape.query_blocks),
-        key_blocks(shape.key_blocks),
-        width(shape.width),
-        units(shape.units),
-        matrices(shape.matrices),
-        sight(shape.sight),
+      : MixingShape(shape),
         side((std::max)(query_blocks, key_blocks) <= 32 ? 32 : 64),
         query_tiles(ceil_div(query_blocks, side)),
         key_tiles(ceil_div(key_blocks, side)),

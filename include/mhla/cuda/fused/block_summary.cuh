@@ -107,17 +107,14 @@ class KeySumsOfTiles {
     }
   }
   /// sum += K^T V, and the key sums, if they are of the product.
-  template <int Rows, class KeyTile, class ValueTile>
+  template <class KeyTile, class ValueTile>
   MHLA_DEVICE void multiply_add(const Block& block, Sum& sum, const KeyTile& keys,
                                 const ValueTile& values) {
-    using T = typename Traits::T;
-    if constexpr (of_product) {
-      fused::multiply_add<T, Rows, Stored::transposed, Stored::not_transposed>(block, sum, keys,
-                                                                               values, sums);
-    } else {
-      fused::multiply_add<T, Rows, Stored::transposed, Stored::not_transposed>(block, sum, keys,
-                                                                               values);
-    }
+    const auto use = [&](int i, const auto& rows) {
+      if constexpr (of_product) sums(i, rows);
+    };
+    fused::multiply_add<typename Traits::T, Stored::transposed, Stored::not_transposed>(
+        block, sum, keys, values, use);
   }
   /// Calls store(col, sum) for every column, and begins again. Synchronizes the thread block where
   /// lanes' sums are added up.
@@ -270,7 +267,7 @@ struct SummarizeBlocks {
       add_features(block, tile.range, (queries - b) * table.block_tokens + tile.range.begin,
                    memory().keys[slot], key_sum);
       block.sync();
-      key_sum.template multiply_add<rows>(block, sum, memory().keys[slot], memory().values[slot]);
+      key_sum.multiply_add(block, sum, memory().keys[slot], memory().values[slot]);
       if (tile.template next<rows>()) {
         store(block, (unit * table.blocks + b) * sharing.matrices + matrix, column, sum, key_sum);
         ++b;

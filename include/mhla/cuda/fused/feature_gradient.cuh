@@ -224,10 +224,10 @@ struct FeatureGradient {
       begin_copy(step + 1);
       if constexpr (!of_queries && !keeps_values)
         if (step > 0 && step % Parts == 0) round_values(block, of_values, step / Parts - 1);
-      multiply_add<T, slice, Stored::not_transposed, Stored::transposed>(
+      multiply_add<T, Stored::not_transposed, Stored::transposed>(
           block, gradient, slice_of(memory().values, step / Parts), memory().summary[step % 2]);
       if constexpr (!of_queries)
-        multiply_add<T, key_dim, Stored::not_transposed, Stored::not_transposed>(
+        multiply_add<T, Stored::not_transposed, Stored::not_transposed>(
             block, of_values, memory().x, memory().summary[step % 2]);
     };
     begin_copy(0);
@@ -343,7 +343,7 @@ struct FeatureGradient {
       machine::commit_copies();
       machine::wait_for_copies<0>();
       block.sync();
-      multiply_add<T, own_slice, Stored::not_transposed, Stored::transposed>(
+      multiply_add<T, Stored::not_transposed, Stored::transposed>(
           block, products, slice_of(memory().values, s), memory().own_values);
     }
     make_features<threads>(block, own.y, y, features);
@@ -386,8 +386,8 @@ struct FeatureGradient {
     for_each_own_tile<rows>(own, table, range, kv_head, [&](const TokenRange& y) {
       make_own_products(block, y, products);
       Scores<rows> scores;
-      multiply_add<T, key_dim, Stored::not_transposed, Stored::transposed>(
-          block, scores, memory().x, memory().own_features);
+      multiply_add<T, Stored::not_transposed, Stored::transposed>(block, scores, memory().x,
+                                                                  memory().own_features);
       keep_counted(block, scores, range, y);
       add_row_sums<rows>(block, scores, own_numbers(0));
       scores.multiply(products);
@@ -453,8 +453,8 @@ struct FeatureGradient {
           },
           gradient);
       Scores<rows> scores;
-      multiply_add<T, key_dim, Stored::not_transposed, Stored::transposed>(
-          block, scores, memory().x, memory().own_features);
+      multiply_add<T, Stored::not_transposed, Stored::transposed>(block, scores, memory().x,
+                                                                  memory().own_features);
       block.sync();  // the former weights have been read
       add_own_values(block, range, y, scores, weight_of, value_sums);
     });

@@ -118,7 +118,7 @@ template <int Rows, int Cols>
 struct FloatTile {
   static constexpr int rows = Rows;
   static constexpr int stride = float_tile_stride(Cols);  // bytes
-  static constexpr int bytes = float_tile_bytes(Rows, Cols);
+  static constexpr int bytes = Rows * stride;
 
   static_assert(bytes % 16 == 0, "what follows would not be aligned for copies");
   static_assert(has_no_bank_conflicts<8>([](int lane) { return lane / 4 * stride + lane % 4 * 8; }),

@@ -79,7 +79,7 @@ struct MultiplyMixedSummaries {
       if (step + 1 < end) copy(step + 1, 1 - stage);
       machine::commit_copies();
       const auto multiply = [&](int query_plane, int key_plane) {
-        multiply_add<T, step_cols, Stored::not_transposed, Stored::transposed>(
+        multiply_add<T, Stored::not_transposed, Stored::transposed>(
             block, sum, factor(stage, 0, query_plane), factor(stage, 1, key_plane));
       };
       multiply(0, 0);

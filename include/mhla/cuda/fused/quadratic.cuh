@@ -21,19 +21,16 @@ template <class Traits>
 struct AttendPairs {
   using T = typename Traits::T;
   using Operands = typename Traits::Operands;
-  static constexpr int KeyDim = Traits::key_dim;
   static constexpr Sight sees = Traits::sees;
   static constexpr bool is_twofold = Traits::is_twofold;
   static constexpr int rows = Traits::tiles.own;
   static constexpr int columns = Traits::tiles.others;
   // Columns of scores at once: the longer the sums, the fewer registers are left for scores.
   static constexpr int strip = columns < 32 || Traits::value_dim > 96 ? 16 : 32;
-  static constexpr int row_warps = rows / 16;
-  static constexpr int warps = row_warps * Traits::tiles.slices;
+  static constexpr int warps = rows / 16 * Traits::tiles.slices;
   static constexpr int threads = 32 * warps;
   using Memory = PairMemory<Traits, Side::queries, rows, warps, false>;
   using Pairs = WarpPairs<Traits, Side::queries, rows>;
-  using Rows = RowsInTile<KeyDim, typename Memory::Own>;
   using Sum = WarpRows<Traits::value_dim / Traits::tiles.slices>;
   MHLA_HOST_DEVICE static constexpr Memory memory() { return {}; }
   static constexpr int shared_bytes = memory().bytes;
@@ -56,10 +53,10 @@ struct AttendPairs {
     pairs.template keep<threads>(block);
     Sum sum;
     float denominator[2] = {0, 0};
-    RowsInRegisters<KeyDim> queries;
+    RowsInRegisters<Traits::key_dim> queries;
     for_each_other_tile<AttendPairs>(
         block, of, of.v, xs, true, pairs, Ignore(), [&](int tile, bool hides) {
-          if (tile == 0) queries.load(Rows(block, memory().own, pairs.first_row));
+          if (tile == 0) queries.load(RowsInTile(block, memory().own, pairs.first_row));
           const bool spoilt = hides && found_infinities<warps>(memory().value_flags);
           add_tile(block, pairs, queries, tile, spoilt, sum, denominator);
         });
@@ -69,8 +66,8 @@ struct AttendPairs {
  private:
   /// The pairs of a warp's queries and a tile of keys.
   MHLA_DEVICE void add_tile(const Block& block, const Pairs& pairs,
-                            const RowsInRegisters<KeyDim>& queries, int tile, bool spoilt, Sum& sum,
-                            float (&denominator)[2]) const {
+                            const RowsInRegisters<Traits::key_dim>& queries, int tile, bool spoilt,
+                            Sum& sum, float (&denominator)[2]) const {
     const auto keys = memory().others(tile);
     const auto values =
         from_column(memory().other_values(tile), Pairs::template first_column_of<Sum::cols>(block));
@@ -78,7 +75,7 @@ struct AttendPairs {
     for (int first = 0; first < columns; first += strip) {
       const Counted counted = pairs.counted(first, strip);
       if (counted == Counted::none) continue;
-      auto p = product_with_rows<T, KeyDim, strip>(block, queries, keys, first);
+      auto p = product_with_rows<T, strip>(block, queries, keys, first);
       if constexpr (is_twofold)
         add_plain_scores<AttendPairs>(block, pairs, first, counted, denominator);
       pairs.weigh(block, p, first, counted, [&](int, int e, float weight, float score) {

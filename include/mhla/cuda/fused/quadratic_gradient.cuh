@@ -31,7 +31,7 @@ MHLA_DEVICE void unmake_sums(const Block& block,
                              [[maybe_unused]] const PlainFactor& plain_factor) {
   constexpr auto memory = &Kernel::memory;
   constexpr int threads = Kernel::threads;
-  constexpr int columns = Kernel::KeyDim / Kernel::slices;
+  constexpr int columns = Kernel::Memory::Own::cols / Kernel::slices;
   using Gradient = typename Kernel::Memory::Gradient;
   const auto own = memory().own;
   const Gradient gradient = memory().gradient;
@@ -63,7 +63,7 @@ MHLA_DEVICE void unmake_sums(const Block& block,
       block.sync();
     }
     unmake_features<threads, Rotates && !Kernel::is_twofold>(
-        block, of, part, Tile<Gradient::rows, Kernel::KeyDim>{own.at(begin, 0)}, gradient,
+        block, of, part, Tile<Gradient::rows, own.cols>{own.at(begin, 0)}, gradient,
         [](int) { return 1.0f; }, Ignore());
   }
   block.sync();
@@ -181,8 +181,6 @@ template <class Traits>
 struct QueryPairsGradient {
   using T = typename Traits::T;
   using Operands = typename Traits::Operands;
-  static constexpr int KeyDim = Traits::key_dim;
-  static constexpr int ValueDim = Traits::value_dim;
   static constexpr Sight sees = Traits::sees;
   static constexpr bool is_twofold = Traits::is_twofold;
   static constexpr int rows = Traits::tiles.own;
@@ -194,9 +192,7 @@ struct QueryPairsGradient {
   static constexpr int threads = 32 * warps;
   using Memory = PairMemory<Traits, Side::queries, rows, warps, true>;
   using Pairs = WarpPairs<Traits, Side::queries, rows>;
-  using Queries = RowsInTile<KeyDim, typename Memory::Own>;
-  using Outs = RowsInTile<ValueDim, typename Memory::OwnValues>;
-  using Sum = WarpRows<KeyDim / slices>;
+  using Sum = WarpRows<Traits::key_dim / slices>;
   using PlainSum = std::conditional_t<is_twofold, Sum, WarpRows<8>>;
   MHLA_HOST_DEVICE static constexpr Memory memory() { return {}; }
   static constexpr int shared_bytes = memory().bytes;
@@ -272,16 +268,16 @@ struct QueryPairsGradient {
   /// Of the pairs of a warp's queries and a tile of keys: s(m P) and s(m P o dP).
   MHLA_DEVICE void add_denominators(const Block& block, const Pairs& pairs, int tile,
                                     float (&denominator)[2], float (&product)[2]) const {
-    const Queries queries(block, memory().own, pairs.first_row);
-    const Outs dy(block, memory().own_values, pairs.first_row);
+    const RowsInTile queries(block, memory().own, pairs.first_row);
+    const RowsInTile dy(block, memory().own_values, pairs.first_row);
     const auto keys = memory().others(tile);
     const auto values = memory().other_values(tile);
     MHLA_DEVICE_UNROLL
     for (int first = 0; first < columns; first += strip) {
       const Counted counted = pairs.counted(first, strip);
       if (counted == Counted::none) continue;
-      auto p = product_with_rows<T, KeyDim, strip>(block, queries, keys, first);
-      const auto dp = product_with_rows<T, ValueDim, strip>(block, dy, values, first);
+      auto p = product_with_rows<T, strip>(block, queries, keys, first);
+      const auto dp = product_with_rows<T, strip>(block, dy, values, first);
       pairs.weigh(block, p, first, counted, [&](int part, int e, float weight, float score) {
         score *= weight;
         if constexpr (!is_twofold) denominator[e / 2] += score;
@@ -321,14 +317,14 @@ struct QueryPairsGradient {
     const auto keys = memory().others(tile);
     const auto values = memory().other_values(tile);
     const int first_column = Pairs::template first_column_of<Sum::cols>(block);
-    const Outs dy(block, memory().own_values, pairs.first_row);
+    const RowsInTile dy(block, memory().own_values, pairs.first_row);
     // Unrolled, what each strip has of its own would take the registers of the sums.
     MHLA_DEVICE_ROLLED
     for (int first = 0; first < columns; first += strip) {
       const Counted counted = pairs.counted(first, strip);
       if (counted == Counted::none) continue;
       const bool meets_infinities = spoilt && counted == Counted::some;
-      auto w = product_with_rows<T, ValueDim, strip>(block, dy, values, first);
+      auto w = product_with_rows<T, strip>(block, dy, values, first);
       WarpRows<strip> factors;  // of scores in dm: r dP + c, 0 where a pair does not count
       pairs.weigh(block, w, first, counted, [&](int part, int e, float weight, float product) {
         const float x =
@@ -353,13 +349,13 @@ struct QueryPairsGradient {
                                   meets_infinities);
       }
       if (!wants_mixing) continue;
-      const Queries queries(block, memory().own, pairs.first_row);
-      auto p = product_with_rows<T, KeyDim, strip>(block, queries, keys, first);
+      const RowsInTile queries(block, memory().own, pairs.first_row);
+      auto p = product_with_rows<T, strip>(block, queries, keys, first);
       p.for_each_element([&](int part, int e) { p.value[part][e] *= factors.value[part][e]; });
       if constexpr (is_twofold) {
-        const Queries plain(block, memory().own_plain, pairs.first_row);
+        const RowsInTile plain(block, memory().own_plain, pairs.first_row);
         const auto plain_p =
-            product_with_rows<T, KeyDim, strip>(block, plain, memory().others_plain, first);
+            product_with_rows<T, strip>(block, plain, memory().others_plain, first);
         p.for_each_element([&](int part, int e) {
           p.value[part][e] += plain_p.value[part][e] * plain_factors.value[part][e];
         });
@@ -384,9 +380,8 @@ struct KeyPairsGradient {
   static constexpr int rows = Traits::tiles.own_of_two();
   static constexpr int columns = Traits::tiles.others;
   static constexpr int strip = columns < 32 ? columns : 32;
-  static constexpr int row_warps = rows / 16;
   static constexpr int slices = Traits::tiles.slices;
-  static constexpr int warps = 2 * row_warps * slices;
+  static constexpr int warps = 2 * (rows / 16) * slices;
   static constexpr int threads = 32 * warps;
   using Memory = PairMemory<Traits, Side::keys, rows, warps, true>;
   using Pairs = WarpPairs<Traits, Side::keys, rows>;
@@ -421,7 +416,7 @@ struct KeyPairsGradient {
     PlainSum plain_sum;  // of unrotated queries, if features are twofold
     for_each_other_tile<KeyPairsGradient>(
         block, of, operands.dy, ys, true, pairs,
-        [&](int, const TokenRange& xs) {
+        [&](const TokenRange& xs) {
           if (pairs.head != xs.head) {
             pairs.head = xs.head;
             pairs.template keep<threads>(block);
@@ -475,12 +470,12 @@ struct KeyPairsGradient {
                                 const Tile<columns, Inner>& b, const Tile<columns, Outer>& c,
                                 const SharedArray<QueryWeights>& weights, bool spoilt,
                                 Sum& sum) const {
-    const RowsInTile<Inner, Tile<rows, Inner>> factor(block, a, pairs.first_row);
+    const RowsInTile factor(block, a, pairs.first_row);
     MHLA_DEVICE_UNROLL
     for (int first = 0; first < columns; first += strip) {
       const Counted counted = pairs.counted(first, strip);
       if (counted == Counted::none) continue;
-      auto w = product_with_rows<T, Inner, strip>(block, factor, b, first);
+      auto w = product_with_rows<T, strip>(block, factor, b, first);
       pairs.weigh(block, w, first, counted, [&](int part, int e, float weight, float product) {
         if constexpr (Traits::divides) {
           const int column = first + WarpRows<strip>::column(block, part) + e % 2;

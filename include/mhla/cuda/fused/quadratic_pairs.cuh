@@ -268,7 +268,9 @@ struct WarpPairs {
     const int slice = block.warp() / (Rows / 16);  // with keys, of dv, then of dk
     return (transposed ? slice % Traits::tiles.slices : slice) * N;
   }
-  MHLA_DEVICE bool is_kept() const { return keeps_mixing(mixing.rows, mixing.columns); }
+  MHLA_DEVICE bool is_kept() const {
+    return Index{mixing.rows} * mixing.columns <= max_kept_weights;
+  }
   /// Copies the head's weights to shared memory, if they are to be there.
   template <int Threads>
   MHLA_DEVICE void keep(const Block& block) const {
@@ -399,9 +401,8 @@ MHLA_DEVICE void add_strip(const Block& block, const Pairs& pairs, WarpRows<Cols
 template <class Kernel>
 MHLA_DEVICE void add_plain_scores(const Block& block, const typename Kernel::Pairs& pairs,
                                   int first, Counted counted, float (&sums)[2]) {
-  const RowsInTile<Kernel::KeyDim, typename Kernel::Memory::Own> queries(
-      block, Kernel::memory().own_plain, pairs.first_row);
-  auto scores = product_with_rows<typename Kernel::T, Kernel::KeyDim, Kernel::strip>(
+  const RowsInTile queries(block, Kernel::memory().own_plain, pairs.first_row);
+  auto scores = product_with_rows<typename Kernel::T, Kernel::strip>(
       block, queries, Kernel::memory().others_plain, first);
   pairs.weigh(block, scores, first, counted, [&](int, int e, float weight, float score) {
     sums[e / 2] += weight * score;
@@ -458,7 +459,7 @@ MHLA_DEVICE void make_flagged_features(const Block& block, const FeatureTokens<T
 
 /// Calls use(tile, hides) for each of the tiles of the other side that pair with a thread block's
 /// own one, of all heads, once their features and, if it `begins`, those of its own are made, and
-/// prepare(tile, range) was called. `values` are the other side's. `hides`: some pairs may not
+/// prepare(range) was called. `values` are the other side's. `hides`: some pairs may not
 /// count, and flags say where what the kernel reads has infinities.
 template <class Kernel, class Prepare, class Use>
 MHLA_DEVICE void for_each_other_tile(const Block& block, const typename Kernel::Operands& of,
@@ -515,7 +516,7 @@ MHLA_DEVICE void for_each_other_tile(const Block& block, const typename Kernel::
         if (Memory::reads_values && hides(tile))
           look_for_infinities<typename Kernel::T, threads>(block, memory().other_values(tile),
                                                            memory().value_flags);
-        prepare(tile, others);
+        prepare(others);
       },
       [&](int tile) {
         pairs.ahead = own.begin - others_of(tile).begin;

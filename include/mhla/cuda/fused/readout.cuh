@@ -44,7 +44,6 @@ struct TileReadOut {
   /// Without own tokens all that a query's scale s multiplies is one product, so that features need
   /// not have it: y = s N / (s D + epsilon) = N / (D + epsilon / s).
   static constexpr bool scales_result = !adds_own;
-  MHLA_DEVICE float scale_of_features() const { return scales_result ? 1.0f : q.scale; }
   MHLA_DEVICE static float epsilon_for(float epsilon, float scale) {
     if constexpr (!scales_result) return epsilon;
     return scale == 0 ? HUGE_VALF : epsilon / scale;
@@ -53,7 +52,7 @@ struct TileReadOut {
   /// phi^r(q) in place, and den = phi(q) z + epsilon.
   MHLA_DEVICE void make_query_features(const Block& block, const TokenRange& range,
                                        const FeatureTile& tile) const {
-    const auto weight = [&](int) { return scale_of_features(); };
+    const auto weight = [&](int) { return scales_result ? 1.0f : q.scale; };
     if constexpr (Divides) {
       typename S::Elements z[std::size_t{S::of_lane}];
       S::for_each(block, [&](int n, int i) { read_strip<key_dim>(key_sum.begin, n, z[i]); });
@@ -141,8 +140,8 @@ struct TileReadOut {
           look_for_infinities<T, threads>(block, values, at.flags);
           block.sync();
           Scores<rows> scores;
-          multiply_add<T, key_dim, Stored::not_transposed, Stored::transposed>(block, scores,
-                                                                               features, others);
+          multiply_add<T, Stored::not_transposed, Stored::transposed>(block, scores, features,
+                                                                      others);
           const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, ys, j); };
           write_scores<T>(block, scores, scores_tile, pair_counts,
                           [&](int, int, float score) { return weight * score; });
@@ -224,19 +223,14 @@ struct ReadOutBlocks {
                       memory().denominators};
 
     for (int n = 0; tile.begin < tile.end; tile.begin += rows, ++n) {
-      if constexpr (stages == 1) {
-        if (n > 0) {
-          block.sync();  // the previous tile has been read
-          if constexpr (adds_own) copy_summary(block, tile);
-          copy_tokens<threads>(block, q.x, tile, features(0));
-          machine::commit_copies();
-        }
-        machine::wait_for_copies<0>();
-        block.sync();
-      } else {
-        machine::wait_for_copies<0>();
-        block.sync();  // this tile has landed, and the previous one has been read
+      if (stages == 1 && n > 0) {
+        block.sync();  // the previous tile has been read
+        if constexpr (adds_own) copy_summary(block, tile);
+        copy_tokens<threads>(block, q.x, tile, features(0));
+        machine::commit_copies();
       }
+      machine::wait_for_copies<0>();
+      block.sync();  // this tile has landed, and the previous one has been read
       read_out(block, tiles, tile, features(n), features(n + 1));
     }
     machine::wait_for_copies<0>();
@@ -269,8 +263,8 @@ struct ReadOutBlocks {
     }
     block.sync();
     typename Tiles::Sum sum;
-    multiply_add<T, key_dim, Stored::not_transposed, Stored::not_transposed>(block, sum, of_tile,
-                                                                             summary_tile());
+    multiply_add<T, Stored::not_transposed, Stored::not_transposed>(block, sum, of_tile,
+                                                                    summary_tile());
     tiles.finish(block, sum, summaries.scale, of_tile, tile, sharing, y, column_of(block));
   }
 };

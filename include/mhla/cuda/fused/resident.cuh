@@ -81,7 +81,11 @@ struct AttendResident {
     split_matrix(block);
     if constexpr (Divides) mix_key_sums(block);
     block.sync();
-    mix_summaries(block);
+    if (sight == Sight::all) {
+      mix_summaries<false>(block);
+    } else {
+      mix_summaries<true>(block);
+    }
     read_out(block);
   }
 
@@ -158,7 +162,7 @@ struct AttendResident {
           if constexpr (teams > 1) tile.template next<rows>();
         },
         [&](int n) {
-          key_sums.template multiply_add<rows>(team, sum, features(n), values(n));
+          key_sums.multiply_add(team, sum, features(n), values(n));
           if (tile.template next<rows>()) keep(team, b++, sum, key_sums);
         });
   }
@@ -211,15 +215,8 @@ struct AttendResident {
 
   /// S~_i of every query block. A warp processes 16 columns of all blocks at a time, which no other
   /// warp reads or writes.
-  MHLA_DEVICE void mix_summaries(const Block& block) const {
-    if (sight == Sight::all) {
-      mix_columns<false>(block);
-    } else {
-      mix_columns<true>(block);
-    }
-  }
   template <bool guards>
-  MHLA_DEVICE void mix_columns(const Block& block) const {
+  MHLA_DEVICE void mix_summaries(const Block& block) const {
     const int lane = block.lane();
     const int last = static_cast<int>(keys.blocks) - 1;
     for (int column = block.warp() * 2; column < key_dim * SummaryTile::chunks;
@@ -313,8 +310,8 @@ struct AttendResident {
         [&](int n) {
           if (teams > 1 && n > 0) store(team, n - 1, done, part.column);
           typename Tiles::Sum sum;
-          multiply_add<T, key_dim, Stored::not_transposed, Stored::not_transposed>(
-              team, sum, features(n), summary(i));
+          multiply_add<T, Stored::not_transposed, Stored::not_transposed>(team, sum, features(n),
+                                                                          summary(i));
           if constexpr (teams > 1) {
             readout(n, i).assemble(team, sum, 1 / scale, values(n));
             done = tile.range;

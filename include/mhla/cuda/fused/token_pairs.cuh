@@ -171,8 +171,7 @@ MHLA_DEVICE void add_pairs(const Block& block, Accumulators<Rows, N, WarpsM, War
                            const Tile<Rows, Rows>& scores, const Values& values, bool spoilt,
                            const Counts& counts) {
   if (!spoilt) {
-    multiply_add<T, Rows, Stored::not_transposed, Stored::not_transposed>(block, sum, scores,
-                                                                          values);
+    multiply_add<T, Stored::not_transposed, Stored::not_transposed>(block, sum, scores, values);
     return;
   }
   using Sum = Accumulators<Rows, N, WarpsM, WarpsN>;

@@ -160,9 +160,6 @@ constexpr Index runs_of_block(Index block_tokens) {
 /// Elements of a mixing matrix that a thread block keeps in its shared memory; larger ones are read
 /// pair by pair.
 inline constexpr int max_kept_weights = 512;
-MHLA_HOST_DEVICE constexpr bool keeps_mixing(int rows, int columns) {
-  return Index{rows} * columns <= max_kept_weights;
-}
 
 /// Half ends at 65504 and scores are sums over key_dim: they are scaled by a power of two near 1 /
 /// sqrt(key_dim) before rounding. BFloat16 has the range of float.
