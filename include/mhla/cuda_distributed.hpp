@@ -12,9 +12,6 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup distributed
-/// \{
-
 /// SequenceParallel of tensors of T in device memory: its calls take a CudaDevice in place of an
 /// executor, views and a workspace of device memory, and run in stream order on
 /// CudaPath::cublas. The communicator moves device memory, and waits for the device's stream before
@@ -23,6 +20,7 @@ MHLA_NAMESPACE_BEGIN
 ///
 /// Of what a variant borrows in device memory, masks or a projection, ranks do not compare
 /// contents.
+/// \ingroup distributed
 template <StorageScalar T, AttentionVariant V, Communicator C>
 SequenceParallel<CudaStages<V, T>, C> cuda_sequence_parallel(const V& attention, const Shape& whole,
                                                              const C& communicator, Shares queries,
@@ -78,6 +76,7 @@ struct CudaHeads {
 /// are. If one matrix serves all heads, dmix is what a rank's heads give of it: summed over ranks
 /// it differs from one device's in rounding. The kernels are those of MHLA_INSTANTIATE_CUDA(V, T)
 /// and of MHLA_INSTANTIATE_CUDA_HEADS(T).
+/// \ingroup distributed
 template <StorageScalar T, AttentionVariant V, Communicator C>
 HeadParallel<CudaHeads<V, T>, C> cuda_head_parallel(const V& attention, const Shape& whole,
                                                     const C& communicator, Shares queries,
@@ -89,7 +88,5 @@ HeadParallel<CudaHeads<V, T>, C> cuda_head_parallel(const V& attention, const Sh
 MHLA_ANY_CALL(AnyArgument cuda_sequence_parallel, { return explain_parallel<Given...>(); })
 MHLA_ANY_CALL(AnyArgument cuda_head_parallel, { return explain_parallel<Given...>(); })
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

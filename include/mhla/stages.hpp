@@ -77,13 +77,9 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup stages
-/// \{
-
 /// The stages of V, an attention, packed or not, over tensors of T, on any Executor.
+/// \ingroup stages
 template <class V, class T = void>
 using Stages = BasicStages<V, T, cpu::StageBackend>;
-
-/// \}
 
 MHLA_NAMESPACE_END

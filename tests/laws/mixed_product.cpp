@@ -12,8 +12,8 @@ namespace {
 
 using namespace laws;
 
-bool mixes_products(const Policies& policies) { return policies.mixes_products(); }
-bool mixes_products_unrotated(const Policies& policies) {
+bool has_mixed_product(const Policies& policies) { return policies.mixes_products(); }
+bool has_mixed_product_unrotated(const Policies& policies) {
   return policies.mixes_products() && !policies.rotates();
 }
 
@@ -36,7 +36,7 @@ constexpr double visible = 1e-3;
 }  // namespace
 
 TEST_CASE("MixedProduct is MixedKeySum where mix is diagonal", "[laws][mixed_product]") {
-  for_each_case({}, 1, mixes_products, [](const Variant& variant, Case random) {
+  for_each_case({}, 1, has_mixed_product, [](const Variant& variant, Case random) {
     for (Index h = 0; h < random.mix.extent(0); ++h)
       for (Index i = 0; i < random.mix.extent(1); ++i)
         for (Index b = 0; b < random.mix.extent(2); ++b)
@@ -50,7 +50,7 @@ TEST_CASE("MixedProduct is MixedKeySum where mix is diagonal", "[laws][mixed_pro
 
 TEST_CASE("MixedProduct is MixedKeySum where all blocks carry the same queries",
           "[laws][mixed_product]") {
-  for_each_case({}, 1, mixes_products, [](const Variant& variant, Case random) {
+  for_each_case({}, 1, has_mixed_product, [](const Variant& variant, Case random) {
     const Grid& grid = random.setting.queries;
     const Order first = tokens_of_block(grid, 0);
     const auto queries = taken(random.q, first);
@@ -82,7 +82,7 @@ TEST_CASE("MixedProduct is MixedKeySum where all blocks carry the same queries",
 }
 
 TEST_CASE("MixedProduct differs from MixedKeySum on anything else", "[laws][mixed_product]") {
-  for_each_case({}, 1, mixes_products, [](const Variant& variant, const Case& random) {
+  for_each_case({}, 1, has_mixed_product, [](const Variant& variant, const Case& random) {
     const Tensors<Wide> wide(random);
     const auto with_key_sums =
         expected_output(Formula::with_key_sums, variant, random.setting, wide.operands());
@@ -93,7 +93,7 @@ TEST_CASE("MixedProduct differs from MixedKeySum on anything else", "[laws][mixe
 
 TEST_CASE("MixedProduct: a change of places inside one block reaches other blocks",
           "[laws][mixed_product]") {
-  for_each_case({}, 1, mixes_products_unrotated, [](const Variant& variant, const Case& random) {
+  for_each_case({}, 1, has_mixed_product_unrotated, [](const Variant& variant, const Case& random) {
     const Grid& grid = random.setting.queries;
     const Order block = tokens_of_block(grid, grid.num_blocks() - 1);
     Order order = same_order(grid.num_tokens());
@@ -110,7 +110,7 @@ TEST_CASE("MixedProduct: a change of places inside one block reaches other block
 
 TEST_CASE("MixedProduct: the same change of places in every block, and of blocks, is harmless",
           "[laws][mixed_product]") {
-  for_each_case({}, 1, mixes_products_unrotated, [](const Variant& variant, const Case& random) {
+  for_each_case({}, 1, has_mixed_product_unrotated, [](const Variant& variant, const Case& random) {
     const Grid& grid = random.setting.queries;
     Draw draw(random.seed);
     const Order blocks = random_order(grid.num_blocks(), draw);

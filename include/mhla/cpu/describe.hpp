@@ -9,11 +9,9 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// \addtogroup core_calls
-/// \{
-
 /// The instruction set of this machine's kernels, and what Precision::fast multiplies bfloat16
 /// with: "AVX-512; bfloat16 by VDPBF16PS", or "AVX2; bfloat16 in float".
+/// \ingroup core_calls
 inline std::string describe() {
 #if defined(__x86_64__)
   const InstructionSet set = instruction_set();
@@ -34,8 +32,6 @@ inline std::string describe() {
   constexpr const char* names[] = {"float", "VDPBF16PS", "TDPBF16PS", "BFMMLA"};
   return text + names[static_cast<int>(pair_instruction())];
 }
-
-/// \}
 
 }  // namespace cpu
 

@@ -33,9 +33,6 @@ std::string explain(const V& attention, const Problem& problem, bool backward, b
 
 }  // namespace cpu
 
-/// \addtogroup core_calls
-/// \{
-
 /// Says which mhla::Path forward_into and backward_into take with this executor, and why; whether
 /// products are rounded to bfloat16; the estimated cost of each path, and the workspace. Runs
 /// nothing.
@@ -43,6 +40,7 @@ std::string explain(const V& attention, const Problem& problem, bool backward, b
 /// std::cout << mhla::explain<float>(attention, call, executor);
 /// \endcode
 /// \throws ShapeError if attention and shape do not fit.
+/// \ingroup core_calls
 template <StorageScalar T, AttentionVariant V, Executor E>
 std::string explain(const V& attention, const Shape& shape, const E& executor) {
   const Problem problem = checked_problem(attention, shape);
@@ -52,7 +50,5 @@ std::string explain(const V& attention, const Shape& shape, const E& executor) {
                       cpu::multiplies_pairs_backward<T>(attention, problem),
                       backward_workspace_size<T>(attention, shape, executor));
 }
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -145,11 +145,9 @@ Refusal fused_refusal(const Call<V, T>& call) {
 
 }  // namespace cuda
 
-/// \addtogroup cuda
-/// \{
-
 /// What runs the calls of one variant, scalar type and shape, decided once by mhla::plan: a small
 /// value, on the host. Calls on `device.with(plan)` take it instead of choosing anew.
+/// \ingroup cuda
 class CudaPlan {
  public:
   /// Bytes of device memory that forward_into takes as workspace: exact.
@@ -212,6 +210,7 @@ enum class SummaryFormat { accumulators, of_tf32_products, bfloat16_planes, half
 /// has no memory.
 ///
 /// A graph that contains a forward pass with a save refills the memory in every replay.
+/// \ingroup cuda
 template <class A>
 class CudaForwardState {
   static_assert(std::is_floating_point_v<A>,
@@ -275,7 +274,5 @@ class CudaForwardState {
   SavedCall call_;
   SummaryFormat format_ = SummaryFormat::accumulators;
 };
-
-/// \}
 
 MHLA_NAMESPACE_END

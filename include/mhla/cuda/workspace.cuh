@@ -8,12 +8,10 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup cuda
-/// \{
-
 /// Scratch memory on the current device that the caller owns, for any number of calls on one
 /// stream. mhla::forward_workspace_size and backward_workspace_size say how many bytes a call
 /// takes.
+/// \ingroup cuda
 class CudaWorkspace {
  public:
   CudaWorkspace() = default;
@@ -49,7 +47,5 @@ class CudaWorkspace {
   void* data_ = nullptr;
   Index size_ = 0;
 };
-
-/// \}
 
 MHLA_NAMESPACE_END

@@ -7,9 +7,6 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup distributed
-/// \{
-
 /// \cond INTERNAL
 // A rank's heads: `own` is the call's problem with these alone.
 template <AttentionVariant V>
@@ -148,6 +145,7 @@ class HostHeads {
 ///
 /// Calls and errors as in SequenceParallel. H is HostHeads<V, T>, and E what its calls take: an
 /// Executor. On GPUs see cuda_head_parallel.
+/// \ingroup distributed
 template <class H, class C = void>
 class HeadParallel {
   using V = typename H::Variant;
@@ -479,6 +477,7 @@ requires(!PartsOfRanks<H, C>) class HeadParallel<H, C> : public NoPartsOfRanks<H
 /// \endcond
 
 /// HeadParallel of tensors of T, made as sequence_parallel makes the other.
+/// \ingroup distributed
 template <StorageScalar T, AttentionVariant V, Communicator C>
 HeadParallel<HostHeads<V, T>, C> head_parallel(const V& attention, const Shape& whole,
                                                const C& communicator, Shares queries,
@@ -489,7 +488,5 @@ HeadParallel<HostHeads<V, T>, C> head_parallel(const V& attention, const Shape& 
 /// \cond INTERNAL
 MHLA_ANY_CALL(AnyArgument head_parallel, { return explain_parallel<Given...>(); })
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

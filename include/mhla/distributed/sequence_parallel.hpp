@@ -8,9 +8,6 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \addtogroup distributed
-/// \{
-
 /// Attention over a sequence of which each rank has some whole blocks: its q, k, v, y and their
 /// gradients are [batch, heads or kv_heads, tokens, dim] of the tokens of its own blocks, in raster
 /// order (tokens_of). Every rank has all of mix.
@@ -45,6 +42,7 @@ MHLA_NAMESPACE_BEGIN
 /// need.
 ///
 /// S is Stages<V, T>, and E what its calls take: an Executor. On GPUs see cuda_sequence_parallel.
+/// \ingroup distributed
 template <class S, class C = void>
 class SequenceParallel {
   using V = typename S::Variant;
@@ -470,6 +468,7 @@ requires(!PartsOfRanks<S, C>) class SequenceParallel<S, C> : public NoPartsOfRan
 /// \endcond
 
 /// SequenceParallel of tensors of T.
+/// \ingroup distributed
 template <StorageScalar T, AttentionVariant V, Communicator C>
 SequenceParallel<Stages<V, T>, C> sequence_parallel(const V& attention, const Shape& whole,
                                                     const C& communicator, Shares queries,
@@ -480,7 +479,5 @@ SequenceParallel<Stages<V, T>, C> sequence_parallel(const V& attention, const Sh
 /// \cond INTERNAL
 MHLA_ANY_CALL(AnyArgument sequence_parallel, { return explain_parallel<Given...>(); })
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END

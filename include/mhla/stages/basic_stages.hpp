@@ -142,9 +142,6 @@ class StageViews {
   "tensors are views of the scalar of Stages; rows and mix have its accumulator type; results " \
   "are not const; mhla::skip leaves a gradient out"
 
-/// \addtogroup stages
-/// \{
-
 /// The stages of attention over sequences of one shape, or over a packed batch, by a backend:
 /// Stages on the CPU, CudaStages on a GPU. T is the storage type of the tensors; mix, its gradient
 /// and all sums are in the accumulator type. An executor E is what the backend runs on, an Executor
@@ -165,6 +162,7 @@ class StageViews {
 /// Every call throws ShapeError if views or blocks do not fit, or if a result shares memory with
 /// anything, WorkspaceError if `workspace` is smaller than workspace_size says or shares memory;
 /// nothing is written then.
+/// \ingroup stages
 template <class V, class T, class Backend>
 class BasicStages : public Backend::template Blocks<V, T> {
   using Blocks = typename Backend::template Blocks<V, T>;
@@ -499,7 +497,5 @@ requires(!VariantOfTensors<V, T>) class BasicStages<V, T, Backend>
   using NoVariantOfTensors<V, T>::NoVariantOfTensors;
 };
 /// \endcond
-
-/// \}
 
 MHLA_NAMESPACE_END
