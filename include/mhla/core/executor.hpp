@@ -8,6 +8,11 @@
 MHLA_NAMESPACE_BEGIN
 
 /// \cond INTERNAL
+// Stands for any task in the concept below.
+struct TaskArchetype {
+  void operator()(Index /*task*/, Index /*slot*/) const {}
+};
+
 template <class E>
 concept HasNumSlots = requires(const E& executor) {
   { executor.num_slots() } -> std::convertible_to<Index>;
@@ -41,7 +46,7 @@ Index num_slots_of(const E& executor) {
 /// \ingroup executors
 template <class E>
 concept Executor = (HasNumSlots<E> || HasSlots<E>)&&requires(const E& executor, Index tasks,
-                                                             void (*task)(Index, Index)) {
+                                                             TaskArchetype task) {
   executor.parallel_for(tasks, task);
 };
 

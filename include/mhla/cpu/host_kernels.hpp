@@ -50,7 +50,7 @@ class HostKernels {
           for (Index c = 0; c < x.extent[3]; ++c) x(n, h, t, c) = T{};
       }
   }
-  /// Of the gradients of a call, which no unit touches there.
+  /// Zeros the tokens of dq, dk and dv that masks take away: no unit writes them.
   template <class T>
   static void clear_masked(const ExecutorRef& executor, const TokenMasks& masks,
                            const GradientViews<T>& gradients) {

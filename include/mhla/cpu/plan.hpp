@@ -34,8 +34,8 @@ using LoweredOf =
     Lowered<typename V::FeatureMapType, typename V::CausalityType, typename V::NormalizerType,
             std::conditional_t<is_structured<V>, Factored, DenseMixing>>;
 
-/// Whether a call with tensors of T multiplies bfloat16 in pairs: programs whose calls never do
-/// compile nothing for it.
+/// bool where tensors of T may be multiplied in pairs, else std::false_type, so that programs
+/// without bfloat16 compile nothing for it.
 template <class T>
 using InPairs = std::conditional_t<std::is_same_v<T, BFloat16>, bool, std::false_type>;
 
@@ -110,10 +110,10 @@ struct Plan : Needs {
   bool whole_units;
 
   /// `concurrent` is the number of tasks that could run at once without sharing a unit.
-  template <class V, class InPairs>
+  template <class V, class MayPair>
   MHLA_ONCE_A_CALL Plan(Arena& arena, const V& attention, const Problem& checked,
                         const ExecutorRef& executor, Index concurrent, bool backward,
-                        bool takes_quadratic, InPairs in_pairs)
+                        bool takes_quadratic, MayPair in_pairs)
       : Needs{.mixed_key_sums = mixes_key_sums<L>,
               .mixed_products = mixes_products<L>,
               .own_tiles = is_causal_within_block<L> && !takes_quadratic,
@@ -127,7 +127,7 @@ struct Plan : Needs {
         tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>, tiles_of())),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
                                    checked.feature_dim, checked.grid_box(), executor)) {
-    constexpr bool may_pair = std::is_same_v<InPairs, bool>;
+    constexpr bool may_pair = std::is_same_v<MayPair, bool>;
     const Shape& shape = problem.shape;
     structure = structured_mixing<A>(attention, problem);
     matrix_size = matrix_size_of(structure, problem);

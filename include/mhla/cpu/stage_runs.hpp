@@ -248,7 +248,7 @@ class StageRun {
 
   void run(const stages::ReadOut<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      const Operands<L, T> operands = packed(plan, call.x);
+      const Operands<L, T> operands = packed_operands(plan, call.x);
       for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
         read_out_by_float_mixing(at.with(call.sums, loop), call.y, loop);
       });
@@ -260,7 +260,7 @@ class StageRun {
     request.gradients.key.wanted = request.gradients.value.wanted = true;  // by later stages
     in<BackwardPlan>(workspace, [&](BackwardPlan& backward) {
       ForwardPlan& plan = backward.plan;
-      const Operands<L, T> operands = packed(plan, call.x);
+      const Operands<L, T> operands = packed_operands(plan, call.x);
       for_each_unit(operands, request, backward, [&](const At& at, const ExecutorRef& loop) {
         const Unit<L, T> unit = at.with(call.sums, loop);
         const auto mixtures = at.matrix_sums(call.left.mixtures);
@@ -283,7 +283,7 @@ class StageRun {
 
   void run(const stages::MixGradient<T>& call, WorkspaceView workspace) const {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
+      const Operands<L, T> operands = packed_operands(plan, {{}, {}, {}, call.mix});
       for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
         const Unit<L, T> unit = at.with({});
         const SummaryRows<A> grad = at.sums(call.summary_gradients);
@@ -303,7 +303,7 @@ class StageRun {
     const BackwardRequest<L, T> request{call.dy, {skip, call.dk, call.dv, call.dmix}, call.update};
     in<BackwardPlan>(workspace, [&](BackwardPlan& backward) {
       ForwardPlan& plan = backward.plan;
-      const Operands<L, T> operands = packed(plan, call.x);
+      const Operands<L, T> operands = packed_operands(plan, call.x);
       // Only the diagonal of dmix comes from here; what it is added to stays.
       BackwardRequest<L, T> to_mix = request;
       to_mix.update = Update::accumulate;
@@ -327,7 +327,7 @@ class StageRun {
 
   void run(const stages::Advance<T>& call, WorkspaceView workspace) const requires recurs {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
+      const Operands<L, T> operands = packed_operands(plan, {{}, {}, {}, call.mix});
       for_each_unit(operands, [&](const At& at, const ExecutorRef& loop) {
         const Unit<L, T> unit = at.with(call.sums, loop);
         const auto after = at.matrix_sums(call.after);  // 0 if no blocks there have tokens
@@ -342,7 +342,7 @@ class StageRun {
     const bool overwrites = call.mix_update == Update::overwrite;
     in<BackwardPlan>(workspace, [&](BackwardPlan& backward) {
       ForwardPlan& plan = backward.plan;
-      const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
+      const Operands<L, T> operands = packed_operands(plan, {{}, {}, {}, call.mix});
       const BackwardRequest<L, T> request{{}, {skip, skip, skip, call.dmix}, Update::accumulate};
       for_each_unit(operands, request, backward, [&](const At& at, const ExecutorRef& loop) {
         advance_unit_gradient(at, call, loop);
@@ -378,8 +378,8 @@ class StageRun {
     require_room(workspace, arena.used());
     if (!recurs || problem_.key_blocks > 0) body(plan);
   }
-  Operands<L, T> packed(ForwardPlan& plan, const OperandViews<T>& x) const {
-    return cpu::packed(attention_, plan, x);
+  Operands<L, T> packed_operands(ForwardPlan& plan, const OperandViews<T>& x) const {
+    return cpu::packed_operands(attention_, plan, x);
   }
   template <class Run>
   void for_each_unit(const Operands<L, T>& operands, const Run& run) const {

@@ -61,7 +61,8 @@ struct Unit {
   SummaryRows<A>
       states{};  // that a recurrence left before its blocks: of the first matrix, not transposed
   bool states_after = false;  // whether later blocks take its states
-  bool in_pairs = false;      // Precision::fast
+
+  bool in_pairs = false;  // Precision::fast
   const Plan<L, A>& plan = operands.plan;
 
   const Extents& extents() const { return plan.extents; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A call as units of work: what each does, and how slots share them.
+// A call on the CPU: its checks, its units of work, what each does, and how slots share them.
 #pragma once
 
 #include <mhla/core/forward_state.hpp>
@@ -35,9 +35,9 @@ struct ForwardPlan {
   Index parts;     // of the value columns of a head
   Plan<L, A> plan;
 
-  template <class V, class InPairs>
+  template <class V, class MayPair>
   MHLA_ONCE_A_CALL ForwardPlan(Arena& arena, const V& attention, const Problem& problem,
-                               const ExecutorRef& executor, InPairs in_pairs)
+                               const ExecutorRef& executor, MayPair in_pairs)
       : quadratic(takes_quadratic_path(attention, problem, false, in_pairs)),
         parts(quadratic || decides_by_values(in_pairs)
                   ? 1
@@ -62,9 +62,9 @@ struct BackwardPlan {
   Plan<L, A> plan;
   Span<A> grad_mixing;  // [sequence groups, kv_heads, matrices, elements of a matrix]
 
-  template <class V, class InPairs>
+  template <class V, class MayPair>
   MHLA_ONCE_A_CALL BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
-                                const ExecutorRef& executor, InPairs in_pairs)
+                                const ExecutorRef& executor, MayPair in_pairs)
       : partials(partial_sums(attention, problem)),
         plan(arena, attention, problem, executor, partials.count(), true,
              takes_quadratic_path(attention, problem, true, in_pairs), in_pairs),
@@ -91,8 +91,8 @@ LoweredOf<V> lower(const V& attention) {
 
 /// The operands of a call that is laid out, the mixing matrix packed.
 template <class T, class V, class A>
-Operands<LoweredOf<V>, T> packed(const V& attention, Plan<LoweredOf<V>, A>& plan,
-                                 const OperandViews<T>& x) {
+Operands<LoweredOf<V>, T> packed_operands(const V& attention, Plan<LoweredOf<V>, A>& plan,
+                                          const OperandViews<T>& x) {
   plan.pack_mixing(x.mix);
   if constexpr (std::is_same_v<InPairs<T>, bool>)
     if (plan.mixes_pairs()) plan.rounded.pack(plan.mixing, sight_of<LoweredOf<V>>);
@@ -367,7 +367,7 @@ class ForwardCall {
           save->prepare(problem_.shape, fingerprint_of<T>(attention_, problem_, Borrowed::contents),
                         plan_ && plan_->plan.quadratic ? 0 : call_summary_size<A, V>(problem_));
     if (plan_) {
-      run_forward(packed(attention_, plan_->plan, x), y, *plan_, saved, executor);
+      run_forward(packed_operands(attention_, plan_->plan, x), y, *plan_, saved, executor);
       if constexpr (requires { attention_.masks; })
         HostKernels::clear_masked(executor, attention_.masks.query, y);
     }
@@ -409,7 +409,7 @@ class BackwardCall {
   MHLA_ONCE_A_CALL void run(const ExecutorRef& executor, const OperandViews<T>& x,
                             const BackwardRequest<L, T>& request, Span<const A> kept) {
     if (plan_) {
-      const Operands<L, T> operands = packed(attention_, plan_->plan, x);
+      const Operands<L, T> operands = packed_operands(attention_, plan_->plan, x);
       run_backward(operands, request, *plan_, kept, executor);
       write_mixing_gradient(operands, request, *plan_, executor);
     }

@@ -81,8 +81,8 @@ struct BackwardCall {
   Span<Accumulator<T>> state = {};
 };
 
-/// What MHLA_INSTANTIATE_CUDA(V, T, ...) compiles; defined in instantiate.cuh. An undefined
-/// reference to a member means that no .cu of the program has it.
+/// What runs checked calls; defined in instantiate.cuh. An undefined reference to a member means
+/// that no .cu of the program has MHLA_INSTANTIATE_CUDA(V, T, ...).
 template <class V, class T>
 struct CompiledKernels {
   /// The head dimensions that it lists.
@@ -203,11 +203,12 @@ class CudaPlan {
 enum class SummaryFormat { accumulators, of_tf32_products, bfloat16_planes, half_planes };
 /// \endcond
 
-/// A ForwardState in device memory: forward_state_size(attention, shape, device) elements, or more,
-/// borrowed. The object itself is on the host and describes the contents, for later calls on the
-/// stream; a backward pass with other FloatProducts throws StateError, too. Masks and Favor's
-/// projection, which the host cannot read, are compared by address and layout. A moved-from state
-/// has no memory.
+/// Block summaries S_b and key sums z_b of one forward pass, in device memory:
+/// forward_state_size(attention, shape, device) elements, or more, borrowed. The object itself is
+/// on the host and describes the contents. Valid for the k and v it was saved with, which only the
+/// caller can know, and for later calls on the stream; a backward pass of another shape or variant,
+/// or with other FloatProducts, throws StateError. Masks and Favor's projection, which the host
+/// cannot read, are compared by address and layout. A moved-from state has no memory.
 ///
 /// A graph that contains a forward pass with a save refills the memory in every replay.
 /// \ingroup cuda

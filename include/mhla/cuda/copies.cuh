@@ -136,6 +136,7 @@ void round_sums(const CudaDevice& device, const SumsLayout& of, const TensorView
   const Index key_sums = of.count * of.key_sum * static_cast<Index>(sizeof(A));
   launch(device, rows.size(), RoundSums<Sum, Byte>{of, rows, travelling, bytes, bytes - key_sums});
 }
+
 }  // namespace cuda
 
 MHLA_NAMESPACE_END

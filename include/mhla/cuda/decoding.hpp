@@ -132,7 +132,8 @@ struct DecoderParts {
   }
 };
 
-/// What runs checked calls, compiled by MHLA_INSTANTIATE_CUDA_DECODER(V, T); see CompiledKernels.
+/// What runs checked calls. An undefined reference to a member means that no .cu of the program has
+/// MHLA_INSTANTIATE_CUDA_DECODER(V, T).
 template <class V, class T>
 struct DecoderKernels {
   using A = Accumulator<T>;

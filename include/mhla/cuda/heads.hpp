@@ -10,7 +10,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// What MHLA_INSTANTIATE_CUDA_HEADS(T) compiles; see CompiledKernels.
+/// What is done to tensors of T besides running heads. An undefined reference to a member means
+/// that no .cu of the program has MHLA_INSTANTIATE_CUDA_HEADS(T).
 template <class T>
 struct HeadKernels {
   using A = Accumulator<T>;

@@ -172,7 +172,8 @@ Index backward_workspace_size(const V& attention, const Shape& shape, const Cuda
 /// const mhla::CudaPlan plan = mhla::plan<float>(attention, call, cuda);
 /// y.device(cuda.with(plan)) = attention(q, k, v, mix);
 /// \endcode
-/// \throws ShapeError as forward_workspace_size.
+/// \throws ShapeError if attention and shape do not fit, or the device requests a path that cannot
+/// run the call.
 template <StorageScalar T, AttentionVariant V>
 CudaPlan plan(const V& attention, const Shape& shape, const CudaDevice& device,
               StateUse state = StateUse::none) {
@@ -194,7 +195,8 @@ CudaPlan plan(const V& attention, const Shape& shape, const CudaDevice& device,
 /// \code
 /// std::cout << mhla::explain<float>(attention, call, cuda);
 /// \endcode
-/// \throws ShapeError as forward_workspace_size.
+/// \throws ShapeError if attention and shape do not fit, or the device requests a path that cannot
+/// run the call.
 template <StorageScalar T, AttentionVariant V>
 std::string explain(const V& attention, const Shape& shape, const CudaDevice& device) {
   const char* const products = std::is_same_v<Accumulator<T>, double> ? "double"

@@ -18,7 +18,8 @@ struct StagePlace {
   WorkspaceView workspace;
 };
 
-/// What runs checked stages, compiled by MHLA_INSTANTIATE_CUDA_STAGES(V, T); see CompiledKernels.
+/// What runs checked stages. An undefined reference to a member means that no .cu of the program
+/// has MHLA_INSTANTIATE_CUDA_STAGES(V, T).
 template <class V, class T>
 struct StageKernels {
   using A = Accumulator<T>;

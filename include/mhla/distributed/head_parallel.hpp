@@ -63,7 +63,8 @@ class HostHeads {
     std::optional<cpu::BackwardPlan<L, A>>& plan = memory.plan;
     cpu::BackwardRequest<L, T> request{dy, gradients, Update::overwrite};
     if (plan) {
-      cpu::run_backward(cpu::packed(heads.attention, plan->plan, x), request, *plan, {}, executor);
+      cpu::run_backward(cpu::packed_operands(heads.attention, plan->plan, x), request, *plan, {},
+                        executor);
       if constexpr (requires { heads.attention.masks; })
         Kernels::clear_masked(executor, heads.attention.masks, gradients);
     } else {

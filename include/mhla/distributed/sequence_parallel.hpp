@@ -295,8 +295,8 @@ class SequenceParallel {
   }
   BlockRange read_keys() const { return own(keys_read_); }
   BlockRange read_queries() const { return own(queries_read_); }
-  // In which S travels, if the next can be made meanwhile. dS~ does not: each piece would transpose
-  // all summaries again, a twentieth of the backward pass.
+  // How many pieces S is sent in: several if the next can be made meanwhile. dS~ is sent in one,
+  // since each piece would transpose all summaries again, a twentieth of the backward pass.
   Index pieces() const {
     return !recurs && OverlapsMessages<C> && communicator_->size() > 1 ? 4 : 1;
   }

@@ -3,7 +3,7 @@
 // mhla::gradients(...).device(cuda) = attention.backward(...), over maps of device memory.
 //
 // It evaluates nothing but an attention, in place: what would need a temporary, or a kernel of
-// Eigen's, does not compile. Needs no CUDA header.
+// Eigen's, does not compile.
 #pragma once
 
 #include <mhla/cuda/pipeline.hpp>

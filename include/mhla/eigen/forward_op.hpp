@@ -8,7 +8,7 @@
 #pragma once
 
 #include <memory>
-#include <mhla/cpu/units.hpp>
+#include <mhla/cpu/pipeline.hpp>
 #include <mhla/eigen/operand.hpp>
 #include <mhla/eigen/thread_pool_executor.hpp>
 

@@ -22,13 +22,17 @@ concept WritableTensor = EigenTensor<std::remove_cvref_t<X>> && requires(X& tens
 /// \addtogroup mixing_matrix
 /// \{
 
-/// Fills an Eigen tensor or map, which already has its extents, with the initial matrix of an
-/// attention, or between the blocks of one grid: see the overloads for views.
-template <eigen::WritableTensor X, class Blocks = Grid>
-requires(AttentionVariant<Blocks> ||
-         std::same_as<Blocks, Grid>) void initialize(X&& mix, const Blocks& of,
-                                                     const InitialMixing& options = {}) {
-  initialize(eigen::memory_view(mix), of, options);
+/// Fills an Eigen tensor or map, which already has its extents, with the initial matrix of
+/// `attention`: see the overload for views.
+template <eigen::WritableTensor X, AttentionVariant A>
+void initialize(X&& mix, const A& attention, const InitialMixing& options = {}) {
+  initialize(eigen::memory_view(mix), attention, options);
+}
+
+/// Fills mix between the blocks of one grid.
+template <eigen::WritableTensor X>
+void initialize(X&& mix, const Grid& grid, const InitialMixing& options = {}) {
+  initialize(eigen::memory_view(mix), grid, options);
 }
 
 /// Fills mix between the blocks of two grids.

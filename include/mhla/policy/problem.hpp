@@ -20,6 +20,15 @@ enum class Stage {
   summarize_gradient,  ///< dk and dv of key blocks
 };
 
+/// How summaries S, and dS~ in a backward pass, travel.
+/// \ingroup distributed
+enum class Wire {
+  exact,  ///< in the accumulator type
+  /// S and dS~ as bfloat16, key sums and what belongs to them in the accumulator type: half the
+  /// bytes. A rank rounds its own too, so that the bits are the same for any number of ranks.
+  bfloat16,
+};
+
 /// \cond INTERNAL
 /// A checked call: its extents, the grids of both sides (packed: of the longest sequence), and the
 /// sizes that follow from them.
@@ -165,14 +174,6 @@ MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape)
     return checked_problem(attention, shape, shape.batch, query_grid, key_grid);
   }
 }
-
-/// How summaries S, and dS~ in a backward pass, travel.
-enum class Wire {
-  exact,  ///< in the accumulator type
-  /// S and dS~ as bfloat16, key sums and what belongs to them in the accumulator type: half the
-  /// bytes. A rank rounds its own too, so that the bits are the same for any number of ranks.
-  bfloat16,
-};
 
 // What a row consists of: `count` times S [summary], z [key_sum].
 struct SumsLayout {

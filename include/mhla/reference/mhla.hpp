@@ -32,7 +32,9 @@ namespace reference {
 /// \{
 
 /// \cond INTERNAL
-// Features [tokens, feature_dim] of every token of one head: phi(x_t), and R_t phi(x_t).
+// Features [tokens, feature_dim] of every token of one head: phi(x_t), and R_t phi(x_t). The
+// numerator of attention uses the rotated features, the normalizer the unrotated ones (released
+// video and language-model code).
 template <class A>
 struct TokenFeatures {
   Matrix<A> plain;
@@ -299,7 +301,7 @@ void write_gradients(const V& attention, const OperandViews<T>& of,
   checked_gradients(shape, gradients);
 
   GradientSums<T> sums(shape);
-  const Owned<A, 3> grad_mix(shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks);
+  Owned<A, 3> grad_mix(shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks);
   for_each_head(shape, [&](Index n, Index h, Index kv_head) {
     const TensorView<const A, 2> mix_of_head = matrix_view(of.mix, shape.mix_of(n, h));
     const Matrix<A> values = head_of(of.v, n, kv_head);
@@ -333,7 +335,7 @@ void mhla_forward(const V& attention, InputView<T, 4> q, InputView<T, 4> k, Inpu
     using A = Accumulator<T>;
     const MhlaHead<V, A> head = mhla_head(attention, problem, masks, of, n, h);
     const Matrix<A> values = head_of(v, n, kv_head);
-    const Matrix<A> num(head.q.rows(), values.columns());
+    Matrix<A> num(head.q.rows(), values.columns());
     for (Index t = 0; t < num.rows(); ++t) {
       for (Index j = 0; j < values.rows(); ++j)
         if (head.sees(t, j)) add_scaled<A>(head.weight(t, j), values.row_of(j), num.row_of(t));

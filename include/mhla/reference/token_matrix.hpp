@@ -46,20 +46,31 @@ class Owned {
         view_(make_view(data_.data(), extents...)) {}
   Owned(Owned&&) = default;  // memory stays where it is
 
-  const TensorView<A, Rank>& view() const { return view_; }
+  const TensorView<A, Rank>& view() { return view_; }
+  TensorView<const A, Rank> view() const { return view_; }
   Index rows() const { return view_.extent[0]; }
   Index columns() const { return view_.extent[Rank - 1]; }
-  A& operator()(Index row, Index column) const { return row_of(row)[column]; }
+  A& operator()(Index row, Index column) { return row_of(row)[column]; }
+  const A& operator()(Index row, Index column) const { return row_of(row)[column]; }
   // A row of the last axis, by one index for each of the others.
   template <class... Indices>
-  Span<A> row_of(Indices... index) const {
-    Index row = 0;
-    int axis = 0;
-    ((row = row * view_.extent[axis++] + index), ...);
-    return {view_.data + row * columns(), columns()};
+  Span<A> row_of(Indices... index) {
+    return {view_.data + place_of(index...), columns()};
+  }
+  template <class... Indices>
+  Span<const A> row_of(Indices... index) const {
+    return {view_.data + place_of(index...), columns()};
   }
 
  private:
+  template <class... Indices>
+  Index place_of(Indices... index) const {
+    Index row = 0;
+    int axis = 0;
+    ((row = row * view_.extent[axis++] + index), ...);
+    return row * columns();
+  }
+
   std::vector<A> data_;
   TensorView<A, Rank> view_;
 };

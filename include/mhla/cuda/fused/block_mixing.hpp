@@ -24,6 +24,12 @@ struct Summaries {
   T* data = nullptr;
   Index plane = 0;  // elements of one
   float scale = 1;
+
+  // NOLINTNEXTLINE: adds const only
+  template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
+  operator Summaries<U>() const {
+    return {data, plane, scale};
+  }
 };
 
 /// The extents of a mixing. Units are pairs of an item of the batch and a kv head, heads fastest.

@@ -122,7 +122,7 @@ struct FeatureGradient {
   bool wanted;  // dx; r and c are always written
   Update update;
   Sharing sharing;
-  Summaries<T> summaries;
+  Summaries<const T> summaries;
   const float* key_sums;  // z, [units, blocks, matrices, key_dim]
   float epsilon;
   std::conditional_t<of_queries, QueryNumbers, ValueGradient<T>> other;

@@ -192,7 +192,7 @@ struct ReadOutBlocks {
   FeatureTokens<T, typename Traits::Map, Traits::rotates> q;
   Tokens<T> y;
   Sharing sharing;
-  Summaries<T> summaries;
+  Summaries<const T> summaries;
   const float* key_sums;  // z, [units, blocks, matrices, key_dim]
   float epsilon;
   Own own;

@@ -313,8 +313,8 @@ struct CublasPass {
                                     plan.grad_denominators.data});
   }
 
-  /// Its adjoint, to those gradients that the plan has: a stage has none of its queries', or none
-  /// of its keys'.
+  /// The adjoint of read_out_own_blocks(), to those gradients that the plan has: a stage has none
+  /// of its queries', or none of its keys'.
   void own_blocks_gradient() const {
     set_zero(device, plan.grad_keys);
     set_zero(device, plan.grad_values);
@@ -344,7 +344,7 @@ struct CublasPass {
                                 triangle, Into::add);
     });
   }
-  /// Of p_t, likewise.
+  /// The adjoint of the own key sums p_t, to dQ and dm_ii: a stage has one of them alone.
   void own_key_sums_gradient() const {
     launch(
         device, e.queries.count(),
