@@ -90,12 +90,19 @@ struct Accumulators {
   /// for_each_pair() by offsets from there on, which the compiler knows.
   template <class F>
   MHLA_DEVICE void for_each_pair_from(const Block& block, const F& f) {
-    for_each_row(block, [&](int i, int half, int) {
+    MHLA_DEVICE_UNROLL
+    for (int i = 0; i < row_parts; ++i) {
       MHLA_DEVICE_UNROLL
-      for (int j = 0; j < col_parts; ++j)
-        if (has_col_part(block, j))
-          f(i * WarpsM * 16 + half * 8, j * 8, value[i][j][2 * half], value[i][j][2 * half + 1]);
-    });
+      for (int half = 0; half < 2; ++half) {
+        // All lanes take one branch: parts have 8 rows or 16.
+        const bool has_row = has_row_part(block, i) && row_part(block, i) * 16 + half * 8 < M;
+        if (!has_row) continue;
+        MHLA_DEVICE_UNROLL
+        for (int j = 0; j < col_parts; ++j)
+          if (has_col_part(block, j))
+            f(i * WarpsM * 16 + half * 8, j * 8, value[i][j][2 * half], value[i][j][2 * half + 1]);
+      }
+    }
   }
 
   /// Calls f(row, col, present, pairs) for four parts of a row that this thread shares with three

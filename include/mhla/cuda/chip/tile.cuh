@@ -50,10 +50,9 @@ struct Tile {
   static_assert(Cols % chunk_size == 0);
   static constexpr int rows = Rows;
   static constexpr int cols = Cols;
-  static constexpr int chunks = Cols / chunk_size;                    // of a row
-  static constexpr int stride = is_dense ? 16 : tile_stride(Cols);    // bytes from row to row
-  static constexpr int chunk_stride = is_dense ? Rows * stride : 16;  // from chunk to chunk
-  static constexpr int bytes = is_dense ? chunks * chunk_stride : tile_bytes(Rows, Cols);
+  static constexpr int chunks = Cols / chunk_size;                  // of a row
+  static constexpr int stride = is_dense ? 16 : tile_stride(Cols);  // bytes from row to row
+  static constexpr int bytes = is_dense ? Rows * Cols * 2 : tile_bytes(Rows, Cols);
   static_assert(bytes % 16 == 0, "what follows would not be aligned for copies");
   static_assert(has_no_bank_conflicts<16>([](int lane) { return lane % 8 * stride; }),
                 "eight rows of a matrix load would share banks");
@@ -63,7 +62,7 @@ struct Tile {
   Shared begin;
 
   MHLA_HOST_DEVICE static constexpr Shared chunk_offset(int row, int c) {
-    return static_cast<Shared>(row * stride + c * chunk_stride);
+    return static_cast<Shared>(is_dense ? (c * Rows + row) * 16 : row * stride + c * 16);
   }
   MHLA_DEVICE Shared at(int row, int col) const {
     if constexpr (!is_dense) return begin + static_cast<Shared>(row * stride + col * 2);
