@@ -20,11 +20,10 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// A summary for every block, or for every block and matrix: element c of plane p, unit n, block r
-/// and matrix g lies at data[p * plane_stride + n * unit_stride + r * row_stride + g *
-/// matrix_stride + c]. Data is aligned to 16 bytes, strides are multiples of 8. For a sequence of a
-/// packed batch, `data` is its first block. A kernel writes only to its result; other rows are not
-/// const, so that one type serves both.
+/// A summary for every block, or for every block and matrix: element c of plane p lies at at(unit,
+/// block, matrix)[p * plane_stride + c]. Data is aligned to 16 bytes, strides are multiples of 8.
+/// For a sequence of a packed batch, `data` is its first block. A kernel writes only to its result;
+/// other rows are not const, so that one type serves both.
 template <class T>
 struct SummaryRows {
   T* data = nullptr;
@@ -33,6 +32,10 @@ struct SummaryRows {
   Index unit_stride = 0;
   Index row_stride = 0;
   Index matrix_stride = 0;
+
+  MHLA_DEVICE T* at(Index unit, Index row, Index matrix) const {
+    return data + unit * unit_stride + matrix * matrix_stride + row * row_stride;
+  }
 };
 
 /// Matrices of mix: element (i, b) of head h lies at data[h * head_stride + i * row_stride + b].
@@ -154,9 +157,7 @@ struct MixBlocks {
     const int begin = in_tile(work.inner_begin(item.first_row) - of.first);
     const int end = in_tile(work.inner_end(end_row(item)) - of.first);
     // Summaries are the same for all matrices, gradients of mixed ones are not.
-    const T* from = source.data + item.unit * source.unit_stride +
-                    of.matrix * source.matrix_stride + of.first * source.row_stride +
-                    item.first_col;
+    const T* from = source.at(item.unit, of.first, of.matrix) + item.first_col;
     // Products read full parts of 16 rows.
     for (int plane = 0; plane < Planes; ++plane, from += source.plane_stride)
       copy_part<threads>(block, panel(stage, plane), from, source.row_stride, {begin, end},
@@ -471,8 +472,7 @@ struct MixKeySums {
     float sum[std::size_t{rows_of_thread}] = {};
     for (int matrix = 0; matrix < work.summed; ++matrix) {
       const int head = unit % work.kv_heads * work.matrices + output + matrix;
-      const float* const from =
-          source.data + unit * source.unit_stride + matrix * source.matrix_stride + column;
+      const float* const from = source.at(unit, 0, matrix) + column;
       for (int first = begin; first < end; first += staged) {
         const int last = end < first + staged ? end : first + staged;
         block.sync();
@@ -487,8 +487,7 @@ struct MixKeySums {
       }
     }
     if (idle) return;
-    float* const to = result.data + unit * result.unit_stride + output * result.matrix_stride +
-                      row * result.row_stride + column;
+    float* const to = result.at(unit, row, output) + column;
     MHLA_DEVICE_UNROLL
     for (int r = 0; r < rows_of_thread; ++r)
       if (row + r < work.rows) machine::store_to(to + r * result.row_stride, sum[r]);

@@ -57,11 +57,8 @@ struct MultiplyMixedSummaries {
     const int keys = at_most_side(work.key_blocks - b);
     if (!work.sees(i + queries, b)) return;
     const Index unit = part / work.matrices;
-    const T* const of_queries = grad_mixed.data + unit * grad_mixed.unit_stride +
-                                part % work.matrices * grad_mixed.matrix_stride +
-                                i * grad_mixed.row_stride;
-    const T* const of_keys =
-        summaries.data + unit * summaries.unit_stride + b * summaries.row_stride;
+    const T* const of_queries = grad_mixed.at(unit, i, part % work.matrices);
+    const T* const of_keys = summaries.at(unit, b, 0);
     Sum sum;
     const Index end = even_split(work.steps, work.splits, split + 1);
     Index step = even_split(work.steps, work.splits, split);
@@ -143,10 +140,8 @@ struct AddKeySumProducts {
     const Index unit = index.rest;
     if (i >= shape.query_blocks || b >= shape.key_blocks || !sees_whole_block(shape.sight, i, b))
       return;
-    const float* const of_query = grad_mixed.data + unit * grad_mixed.unit_stride +
-                                  matrix * grad_mixed.matrix_stride + i * grad_mixed.row_stride;
-    const float* const of_key =
-        key_sums.data + unit * key_sums.unit_stride + b * key_sums.row_stride;
+    const float* const of_query = grad_mixed.at(unit, i, matrix);
+    const float* const of_key = key_sums.at(unit, b, 0);
     Vector<float, 4> sum{};
     for (Index c = 0; c < shape.width; c += 4) {
       const auto x = machine::load_from(reinterpret_cast<const Vector<float, 4>*>(of_query + c));
