@@ -469,17 +469,15 @@ MHLA_DEVICE void for_each_other_tile(const Block& block, const typename Kernel::
                                      const Use& use) {
   constexpr auto memory = &Kernel::memory;
   constexpr int threads = Kernel::threads;
-  constexpr int columns = Kernel::columns;
   using Memory = typename Kernel::Memory;
   constexpr bool of_queries = Memory::side == Side::queries;
   constexpr Side other_side = of_queries ? Side::keys : Side::queries;
   const auto& x = of.template tokens<Memory::side>();
   const auto& y = of.template tokens<other_side>();
-  const auto paired = paired_with<Kernel::sees, Memory::side, columns>(
+  const auto paired = paired_with<Kernel::sees, Memory::side, Kernel::columns>(
       x.x.table, y.x.table, of.packed, own.begin, own.end);
   const int tiles = paired.tiles();  // of a head
-  const int heads = of.sharing.heads;
-  const int first_head = of_queries ? own.head / heads : own.head * heads;
+  const int first_head = of_queries ? own.head / of.sharing.heads : own.head * of.sharing.heads;
   const auto others_of = [&](int tile) {
     if constexpr (of_queries) return paired.tile(own.item, first_head, tile);
     return paired.tile(own.item, first_head + tile / tiles, tile % tiles);
@@ -487,11 +485,11 @@ MHLA_DEVICE void for_each_other_tile(const Block& block, const typename Kernel::
   const auto hides = [&](int tile) {
     const int begin = others_of(tile).begin;
     return of_queries
-               ? hides_some<Kernel::sees>(of.packed, x.x.table, own.begin, begin, columns)
+               ? hides_some<Kernel::sees>(of.packed, x.x.table, own.begin, begin, Kernel::columns)
                : hides_some<Kernel::sees>(of.packed, x.x.table, begin, own.begin, Kernel::rows);
   };
   for_each_tile<memory().stages>(
-      block, of_queries ? paired.tiles() : tiles * heads,
+      block, of_queries ? paired.tiles() : tiles * of.sharing.heads,
       [&](int tile) {
         const Block anew = of_queries ? machine::known_anew(block) : block;
         copy_tokens<threads>(anew, y.x, others_of(tile), memory().others(tile));
