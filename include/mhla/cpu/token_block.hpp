@@ -20,7 +20,7 @@ struct TokenRows {
 
   TokenRows(const TensorView<T, 4>& view, Index batch, Index head)
       : data(view.data), dim(view.extent[3]), token_stride(0), stride(1) {
-    if (view.size() == 0) return;  // which may have a null address
+    if (view.data == nullptr) return;  // an empty tensor
     data += batch * view.stride[0] + head * view.stride[1];
     token_stride = view.stride[2];
     stride = view.stride[3];
