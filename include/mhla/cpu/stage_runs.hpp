@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Stages (mhla/stages.hpp) on the CPU: each lays its plan out, then runs its part of a pass on
-// every unit: some blocks of one, whose sums are in rows of the caller's. Of a recurrence, also the
-// products of its list (policy/recurrent_mixing.hpp) whose sums are states, and the adjoint of all
-// of them:
+// Stages (mhla/stages.hpp) on the CPU: each lays its plan out, then runs its part of a pass on some
+// blocks of every unit, whose sums are in rows of the caller's. A recurrence's stages also run the
+// products of its list (policy/recurrent_mixing.hpp) whose sums are states, and the adjoint of all:
 //
 //   H = states before, S   ->   states after
 //   dH after, dS~         ->   dH before, dS, dC

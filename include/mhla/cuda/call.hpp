@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A call, as it is handed from floor to floor: before its operands are known, what a path is chosen
-// by; then a forward or a backward pass. And what callers keep: a choice, and summaries that a
-// forward pass leaves for the backward pass.
+// by; then a forward or a backward pass. Callers keep two things: the choice, and the summaries
+// that a forward pass leaves for the backward pass.
 #pragma once
 
 #include <mhla/core/forward_state.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which blocks of a sequence each rank has; and rows of sums, one for each block (mhla/stages.hpp),
-// from the ranks that have made them to those that read them.
+// Which blocks of a sequence each rank has, and how rows of sums, one for each block
+// (mhla/stages.hpp), travel from the ranks that make them to those that read them.
 #pragma once
 
 #include <mhla/distributed/communicator.hpp>
@@ -131,7 +131,7 @@ struct SharedRows {
   SumsLayout layout;
   Wire wire;
   TensorView<A, 2> rows;   // that this rank reads
-  Span<std::byte> buffer;  // as many bytes, unless the wire is exact
+  Span<std::byte> buffer;  // holds them as they travel; unused if the wire is exact
 
   // The bytes of those of some blocks that rank `by` reads, counted from block `origin`.
   Part part(const BlockRange& blocks, Index by, Index origin) const {

@@ -197,7 +197,7 @@ struct MhlaHead {
   }
 };
 
-// Of one head of a call; of a group of heads k is shared.
+// What one query head of a call reads. The heads of a group share k.
 template <class V, class T>
 MhlaHead<V, Accumulator<T>> mhla_head(const V& attention, const Problem& problem,
                                       const TokenMasks& masks, const OperandViews<T>& of,

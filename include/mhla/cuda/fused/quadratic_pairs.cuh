@@ -26,12 +26,12 @@ struct PairOperands {
   MHLA_HOST_DEVICE const FeatureTokens<T, Map, Rotates>& tokens() const {
     return side == Side::queries ? q : k;
   }
-  /// Tiles of one side's tokens, of query heads or of kv heads: how many there are, and a thread
-  /// block's.
+  /// How many tiles the tokens of one side have, in all heads of it.
   template <Side side, int Rows>
   MHLA_HOST_DEVICE Index tiles(Index items) const {
     return items * ceil_div(tokens<side>().x.table.entries(), Rows) * heads<side>();
   }
+  /// The tile of a thread block.
   template <Side side, int Rows>
   MHLA_DEVICE TokenRange tile(const Block& block) const {
     const int entries = tokens<side>().x.table.entries();
@@ -195,8 +195,8 @@ struct PairMemory {
   SharedArray<float> feature_flags = layout.take_array<float>(Warps);
   SharedArray<float> value_flags = layout.take_array<float>(Warps);
   SharedArray<float> mixing = layout.take_array<float>(max_kept_weights);
-  /// r and c of the others: as warps read them that sum dv, or dk of twofold features, and that sum
-  /// dk, or its part of unrotated ones.
+  /// r and c of the others. Warps that sum dv read the first, those that sum dk the second. Of
+  /// twofold features dk also reads the first, and its part of unrotated features the second.
   Weights value_weights = layout.take_array<QueryWeights>(columns);
   Weights key_weights = layout.take_array<QueryWeights>(columns);
   SharedLayout at_end = layout;

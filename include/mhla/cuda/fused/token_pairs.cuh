@@ -36,9 +36,9 @@ struct NoOwnTokens {
   static constexpr bool later = false;
 };
 
-/// Own tokens y, queries or keys, as `side` says. For queries x: the keys up to x. For keys x: the
-/// queries from x on, of all heads that share the key, with the weights of their pairs, computed by
-/// then.
+/// The own tokens y that a token x is paired with, of the side that `side` says: keys up to a query
+/// x, or queries from a key x on, of all heads that share the key. The weights of these pairs have
+/// been computed before.
 template <class T, class Map, bool Rotates, Side side>
 struct OwnTokens {
   static constexpr bool is_some = true;

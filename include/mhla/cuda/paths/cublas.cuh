@@ -126,7 +126,7 @@ struct CublasPass {
     if (keys_wanted) summarize_blocks_gradient(gradients, update);
   }
 
-  // What a stage alone (cuda/instantiate_stages.cuh) calls too.
+  // The steps of a pass. Stages (cuda/instantiate_stages.cuh) call some of them.
 
   /// S and z of key blocks, S~ and z~ of query blocks, and their gradients, in the plan's memory.
   BlockSums<A> summaries() const { return of_keys(plan.summaries, plan.key_sums); }
@@ -344,7 +344,7 @@ struct CublasPass {
                                 triangle, Into::add);
     });
   }
-  /// The adjoint of the own key sums p_t, to dQ and dm_ii: a stage has one of them alone.
+  /// The adjoint of the own key sums p_t: dQ and dm_ii, of which a stage computes only one.
   void own_key_sums_gradient() const {
     launch(
         device, e.queries.count(),
@@ -353,8 +353,8 @@ struct CublasPass {
                                      plan.grad_queries.data, plan.own_products.data});
   }
 
-  /// A gradient of features, which goes to q or k: it is rotated back if they are rotated, and a
-  /// row is added, for the denominators. Either may have been done before.
+  /// A gradient of features, from which dq or dk follows: it is rotated back if features are
+  /// rotated, and the row that denominators contribute is added, unless finish() has done both.
   struct FeatureGradient {
     const PanelRows& rows;
     A* data;  // [rows, feature_dim]
@@ -373,7 +373,7 @@ struct CublasPass {
             plan.grad_keys.data,
             {Divisor(e.keys.of_block()), nullptr, plan.grad_key_sums.data}};
   }
-  /// Does both, in place.
+  /// Rotates it back and adds the row, in place.
   template <bool Rotates>
   void finish(const FeatureGradient& gradient) const {
     if (Rotates || gradient.added.sums != nullptr)
