@@ -50,6 +50,12 @@ concept Executor = (HasNumSlots<E> || HasSlots<E>)&&requires(const E& executor, 
   executor.parallel_for(tasks, task);
 };
 
+/// \cond INTERNAL
+// What X runs on: on the host an Executor, on a GPU a CudaDevice.
+template <class E, class X>
+concept RunsOn = X::template runs_on<E>;
+/// \endcond
+
 /// Runs every task on the calling thread.
 /// \ingroup executors
 struct SerialExecutor {

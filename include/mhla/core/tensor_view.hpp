@@ -200,6 +200,17 @@ MHLA_HOST_DEVICE constexpr TensorView<T, 4> tokens_first(TensorView<T, 4> view) 
           {view.stride[0], view.stride[2], view.stride[1], view.stride[3]}};
 }
 
+/// \cond INTERNAL
+// slice() of indices that the view has, or, without memory, is to have.
+template <class T, int Rank>
+MHLA_HOST_DEVICE constexpr TensorView<T, Rank> unchecked_slice(TensorView<T, Rank> view, int axis,
+                                                               Index first, Index count) {
+  if (view.data != nullptr) view.data += first * view.stride[axis];
+  view.extent[axis] = count;
+  return view;
+}
+/// \endcond
+
 /// `count` indices of an axis, from `first` on: of [batch, heads, tokens, dim] some heads (axis 1),
 /// as each thread of a pool takes them, or some tokens (axis 2).
 /// \code
@@ -207,15 +218,13 @@ MHLA_HOST_DEVICE constexpr TensorView<T, 4> tokens_first(TensorView<T, 4> view) 
 /// \endcode
 /// \throws ShapeError if the view does not have them.
 template <class T, int Rank>
-TensorView<T, Rank> slice(TensorView<T, Rank> view, int axis, Index first, Index count) {
+TensorView<T, Rank> slice(const TensorView<T, Rank>& view, int axis, Index first, Index count) {
   if (axis < 0 || axis >= Rank)
     throw ShapeError({"mhla: slice: axis is ", axis, "; the view has axes 0 to ", Rank - 1});
   if (first < 0 || count < 0 || first > view.extent[axis] - count)
     throw ShapeError({"mhla: slice: [", first, ", ", first, " + ", count, ") of axis ", axis,
                       " exceeds its extent, ", view.extent[axis]});
-  view.data += first * view.stride[axis];
-  view.extent[axis] = count;
-  return view;
+  return unchecked_slice(view, axis, first, count);
 }
 
 /// \cond INTERNAL

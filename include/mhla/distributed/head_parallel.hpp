@@ -46,8 +46,7 @@ class HostHeads {
   static bool gives_dmix(const Heads& heads) {
     return !heads.own.shape.empty() && (!sums_over_heads(heads) || heads.rank == 0);
   }
-  template <class E>
-  static Index backward_workspace_size(const Heads& heads, const E& executor) {
+  static Index backward_workspace_size(const Heads& heads, const auto& executor) {
     Arena arena;
     lay_out(heads, arena, executor);
     return arena.used();
@@ -92,8 +91,7 @@ class HostHeads {
   static cpu::PartialSums all_sums(const Heads& heads) {
     return cpu::BackwardPlan<L, A>::partial_sums(heads.attention, heads.whole);
   }
-  template <class E>
-  static Memory lay_out(const Heads& heads, Arena& arena, const E& executor) {
+  static Memory lay_out(const Heads& heads, Arena& arena, const auto& executor) {
     Memory memory;
     if (sums_over_heads(heads) && heads.rank == 0 && !heads.whole.shape.empty()) {
       const cpu::PartialSums all = all_sums(heads);
@@ -144,8 +142,8 @@ class HostHeads {
 /// What is not a rank's is 0 with Update::overwrite and untouched with Update::accumulate. Summed
 /// over ranks it is the gradient.
 ///
-/// Calls and errors as in SequenceParallel. H is HostHeads<V, T>, and E what its calls take: an
-/// Executor. On GPUs see cuda_head_parallel.
+/// Calls and errors as in SequenceParallel. H is HostHeads<V, T>, and its calls take an Executor.
+/// On GPUs see cuda_head_parallel.
 /// \ingroup distributed
 template <class H, class C = void>
 class HeadParallel {
@@ -187,25 +185,21 @@ class HeadParallel {
   const Shape& local_shape() const { return local_; }
 
   /// Bytes of workspace that forward takes on this rank: exact.
-  template <class E>
-  requires H::template runs_on<E> Index forward_workspace_size(const E& executor) const {
+  Index forward_workspace_size(const RunsOn<H> auto& executor) const {
     Arena arena;
     lay_out(arena, executor, false);
     return arena.used();
   }
   /// Bytes of workspace of backward.
-  template <class E>
-  requires H::template runs_on<E> Index backward_workspace_size(const E& executor) const {
+  Index backward_workspace_size(const RunsOn<H> auto& executor) const {
     Arena arena;
     lay_out(arena, executor, true);
     return arena.used();
   }
 
   /// y of this rank's tokens.
-  template <class E>
-  requires H::template runs_on<E> void forward(const E& executor, const OperandViews<T>& x,
-                                               const TensorView<T, 4>& y,
-                                               WorkspaceView workspace) const {
+  void forward(const RunsOn<H> auto& executor, const OperandViews<T>& x, const TensorView<T, 4>& y,
+               WorkspaceView workspace) const {
     Arena arena(workspace);
     const Memory memory = Agreement("forward").settle(*communicator_, [&] {
       require_local(local_, x);
@@ -224,11 +218,9 @@ class HeadParallel {
   }
 
   /// The gradients of this rank's tokens, and of mix as said above. All ranks want the same ones.
-  template <class E>
-  requires H::template runs_on<E> void backward(const E& executor, const OperandViews<T>& x,
-                                                const TensorView<const T, 4>& dy,
-                                                const GradientViews<T>& gradients, Update update,
-                                                WorkspaceView workspace) const {
+  void backward(const RunsOn<H> auto& executor, const OperandViews<T>& x,
+                const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
+                WorkspaceView workspace) const {
     const auto& [dq, dk, dv, dmix] = gradients;
     Agreement agreement("backward");
     agreement.add("whether dq is wanted", dq.wanted)
@@ -345,8 +337,7 @@ class HeadParallel {
             {own.extent[0] * own.extent[1], own.extent[2], own.extent[3]},
             {own.stride[1], own.stride[2], own.stride[3]}};
   }
-  template <class E>
-  OperandViews<T> of_heads(const E& executor, const OperandViews<T>& x,
+  OperandViews<T> of_heads(const auto& executor, const OperandViews<T>& x,
                            const Memory& memory) const {
     if (!local_.mix_per_item()) return {memory.q, memory.k, memory.v, as_mix(matrices(x.mix))};
     Kernels::copy_tensor(executor, matrices(x.mix), memory.mix);
@@ -367,8 +358,7 @@ class HeadParallel {
   // Moves tensors between ranks, all by one all_to_all. `buffer` takes all elements of both sides
   // of all tensors. `update` says what is done with what the destinations hold. Results, which are
   // divided by tokens, are written when all ranks have received theirs.
-  template <class E>
-  void exchange(const E& executor, Division to, const Tensors& tensors, Update update,
+  void exchange(const auto& executor, Division to, const Tensors& tensors, Update update,
                 Span<T> buffer) const {
     Parts sent(communicator_->size());
     Parts received(communicator_->size());
@@ -409,8 +399,7 @@ class HeadParallel {
           tokens = static_cast<Index>(piece.tokens->size());
         } else {
           const BlockRange heads = heads_of(r, part.extent[1]);
-          if (part.data != nullptr) part.data += heads.first * part.stride[1];
-          part.extent[1] = heads.count;
+          part = unchecked_slice(part, 1, heads.first, heads.count);
         }
         const Index elements = part.extent[0] * part.extent[1] * tokens * part.extent[3];
         if (elements > 0) all.push_back(piece);
@@ -421,8 +410,7 @@ class HeadParallel {
     return all;
   }
 
-  template <class E>
-  Memory lay_out(Arena& arena, const E& executor, bool backward) const {
+  Memory lay_out(Arena& arena, const auto& executor, bool backward) const {
     const Shape& s = heads_.own.shape;
     const auto queries = [&](Index dim) {
       return arena.take_tensor<T>(s.batch, s.heads, s.query_tokens, dim);

@@ -41,7 +41,7 @@ MHLA_NAMESPACE_BEGIN
 /// written when all ranks have confirmed, by confirmation_bytes, that they have received what they
 /// need.
 ///
-/// S is Stages<V, T>, and E what its calls take: an Executor. On GPUs see cuda_sequence_parallel.
+/// S is Stages<V, T>, and its calls take an Executor. On GPUs see cuda_sequence_parallel.
 /// \ingroup distributed
 template <class S, class C = void>
 class SequenceParallel {
@@ -128,15 +128,13 @@ class SequenceParallel {
   }
 
   /// Bytes of workspace that forward takes on this rank: exact.
-  template <class E>
-  requires S::template runs_on<E> Index forward_workspace_size(const E& executor) const {
+  Index forward_workspace_size(const RunsOn<S> auto& executor) const {
     Arena arena;
     lay_out(arena, executor, false);
     return arena.used();
   }
   /// Bytes of workspace of backward.
-  template <class E>
-  requires S::template runs_on<E> Index backward_workspace_size(const E& executor) const {
+  Index backward_workspace_size(const RunsOn<S> auto& executor) const {
     if (stages_.may_round()) return exact().backward_workspace_size(executor);
     Arena arena;
     lay_out(arena, executor, true);
@@ -144,10 +142,8 @@ class SequenceParallel {
   }
 
   /// y of this rank's queries. `keep` [kept_size()] takes the summaries, unless it is empty.
-  template <class E>
-  requires S::template runs_on<E> void forward(const E& executor, const OperandViews<T>& x,
-                                               const TensorView<T, 4>& y, WorkspaceView workspace,
-                                               Span<A> keep = {}) const {
+  void forward(const RunsOn<S> auto& executor, const OperandViews<T>& x, const TensorView<T, 4>& y,
+               WorkspaceView workspace, Span<A> keep = {}) const {
     Arena arena(workspace);
     Memory memory = Agreement("forward").settle(*communicator_, [&] {
       require_local(local_, x);
@@ -170,12 +166,9 @@ class SequenceParallel {
   /// The gradients of this rank's tokens, and of mix as said above, always exact. `kept` is empty,
   /// or what forward kept of the same k and v; with Precision::fast it is ignored, since forward
   /// has rounded it, and summaries are computed again. All ranks want dk or dv, or none does.
-  template <class E>
-  requires S::template runs_on<E> void backward(const E& executor, const OperandViews<T>& x,
-                                                const TensorView<const T, 4>& dy,
-                                                const GradientViews<T>& gradients, Update update,
-                                                WorkspaceView workspace,
-                                                Span<const A> kept = {}) const {
+  void backward(const RunsOn<S> auto& executor, const OperandViews<T>& x,
+                const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
+                WorkspaceView workspace, Span<const A> kept = {}) const {
     if (stages_.may_round()) return exact().backward(executor, x, dy, gradients, update, workspace);
     const auto& [dq, dk, dv, dmix] = gradients;
     // Gradients that need those of other ranks' queries: a recurrence's parameters, too.
@@ -253,8 +246,7 @@ class SequenceParallel {
     return rows_of(dmix, stages_.mix_rows(query_blocks()));
   }
   // Memory for dq and dmix, with what they hold if that is added to.
-  template <class E>
-  GradientViews<T> query_gradients(const E& executor, const GradientView<T, 4>& dq,
+  GradientViews<T> query_gradients(const auto& executor, const GradientView<T, 4>& dq,
                                    const GradientView<A, 3>& dmix, Update update,
                                    const Memory& memory) const {
     GradientViews<T> gradients{skip, skip, skip, skip};
@@ -269,8 +261,7 @@ class SequenceParallel {
   }
 
   // dk, dv and, under Causal, the diagonal of dmix. Without others' dS~ (`to_keys`) dS is 0.
-  template <class E>
-  void write_key_gradients(const E& executor, const OperandViews<T>& x,
+  void write_key_gradients(const auto& executor, const OperandViews<T>& x,
                            const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
                            Update update, bool to_keys, const Memory& memory) const {
     if (!to_keys) Kernels::clear_tensor(executor, TensorView<A, 3>(memory.summary_gradients));
@@ -358,8 +349,7 @@ class SequenceParallel {
             kept.size * static_cast<Index>(sizeof(A))};
   }
 
-  template <class E>
-  Memory lay_out(Arena& arena, const E& executor, bool backward) const {
+  Memory lay_out(Arena& arena, const auto& executor, bool backward) const {
     const auto stage = [&](Stage name, const BlockRange& blocks, const BlockRange& keys = {}) {
       return stages_.workspace_size(name, executor, blocks, keys);
     };
@@ -395,8 +385,7 @@ class SequenceParallel {
     return memory;
   }
 
-  template <class E>
-  void gather_sums(const E& executor, const OperandViews<T>& x, const Memory& memory) const {
+  void gather_sums(const auto& executor, const OperandViews<T>& x, const Memory& memory) const {
     const auto summarize = [&](const BlockRange& blocks) {
       stages_.summarize(executor, blocks, x.k, x.v,
                         rows_of(memory.summaries, within(read_keys(), blocks)), memory.scratch);
@@ -437,8 +426,7 @@ class SequenceParallel {
       communicator_->all_to_all(sent.data, to, received.data, from);
     }
   }
-  template <class E>
-  void hand_back_states(const E& executor, const OperandViews<T>& x, const Sums<A>& sums,
+  void hand_back_states(const auto& executor, const OperandViews<T>& x, const Sums<A>& sums,
                         const GradientView<A, 3>& dmix, Update update, const Memory& memory) const {
     hand_over(-1, memory.next_gradients, memory.state_gradients, [&] {
       stages_.advance_gradient(executor, query_blocks(), rows_of_queries(x).mix, sums,

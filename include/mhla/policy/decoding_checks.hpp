@@ -146,11 +146,7 @@ struct DecodeTensors {
 
   // `count` of them from `first` on.
   DecodeTensors part(Index first, Index count) const {
-    const auto cut = [&](auto view) {
-      if (view.data != nullptr) view.data += first * view.stride[2];
-      view.extent[2] = count;
-      return view;
-    };
+    const auto cut = [&](const auto& view) { return unchecked_slice(view, 2, first, count); };
     return {cut(q), cut(k), cut(v), cut(y)};
   }
 };

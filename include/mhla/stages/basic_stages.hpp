@@ -8,145 +8,10 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// \cond INTERNAL
-namespace stages {
-
-// The problem of one sequence.
-template <bool recurs>
-Problem problem_of(const SequencePart& sequence, Problem packed) {
-  Shape& shape = packed.shape;
-  packed.sequences = 1;
-  shape.query_tokens = shape.key_tokens = sequence.length;
-  packed.query_grid.extent[2] = packed.key_grid.extent[2] = sequence.length;
-  packed.queries = packed.keys = {0, sequence.blocks};
-  packed.query_blocks = packed.key_blocks = sequence.blocks;
-  if (!recurs) shape.mix_query_blocks = shape.mix_key_blocks = sequence.blocks;
-  return packed;
-}
-
-// The call of a sequence whose stages are `of`. The first row of summaries that queries read is
-// block `first_seen`'s.
-template <class Call, class Blocks>
-Call part_of(const Call& call, const SequencePart& sequence, const Blocks& of, Index first_seen) {
-  Call part = call;
-  part.blocks = sequence.of(call.blocks);
-  if constexpr (requires { part.keys; }) part.keys = sequence.part;
-  const Index row = sequence.first_block + part.blocks.first - call.blocks.first;
-  Call::visit(
-      part, of, [&]<class X, int rank>(const char*, Holds holds, TensorView<X, rank>& view) {
-        if constexpr (rank == 4) {
-          view = blocks_along(2, view, sequence.tokens);
-        } else if constexpr (rank == 3) {  // the corner that it uses
-          view = columns_of(
-              rows_of(view, of.mix_rows(part.blocks)),
-              of.mix_columns(Call::stage == Stage::mix_gradient ? keys_of(part) : of.key_blocks()));
-        } else if (holds == Holds::summaries) {
-          view = rows_of(view, sequence.rows);
-        } else if (holds == Holds::seen && !Blocks::recurs) {  // as far as they are there
-          const Index first = sequence.first_block - first_seen;
-          view =
-              rows_of(view, {first, std::clamp(view.extent[0] - first, Index{0}, sequence.blocks)});
-        } else if (holds != Holds::states) {
-          view = rows_of(view, {row, part.blocks.count});
-          if (holds == Holds::denominators)  // fewer if the sequence is shorter than a block
-            view = blocks_along(1, view, {0, of.denominator_size()});
-        }
-      });
-  return part;
-}
-
-}  // namespace stages
-
-// Throws ShapeError unless a view of a call has the extents of what it holds.
-template <class V, class T>
-class StageViews {
- public:
-  template <class Call>
-  StageViews(const StageBlocks<V, T>& of, const Call& call)
-      : of_(of), stage_(Call::stage), blocks_(call.blocks), keys_(stages::keys_of(call)) {
-    of.require_blocks_of(stage_, blocks_, keys_);
-    if (stage_ == Stage::advance && blocks_.end() == of.query_blocks().count)
-      throw ShapeError({"mhla: blocks: [", blocks_.first, ", ", blocks_.end(),
-                        ") ends the sequence: no blocks follow that receive states"});
-  }
-
-  // Tokens.
-  template <class X>
-  void require_view(const char* name, stages::Holds holds, const TensorView<X, 4>& tensor) const {
-    using stages::Holds;
-    const Shape& shape = of_.problem_.shape;
-    const bool of_keys = holds == Holds::key || holds == Holds::value;
-    const BlockRange held = (of_keys ? of_.held_keys_ : of_.held_queries_).value_or(blocks_);
-    if (blocks_.count > 0 && (blocks_.first < held.first || blocks_.end() > held.end()))
-      throw ShapeError({"mhla: ", of_keys ? "keys" : "queries", ": tensors hold blocks [",
-                        held.first, ", ", held.end(), "), not all of [", blocks_.first, ", ",
-                        blocks_.end(), ")"});
-    const bool of_values = holds == Holds::output || holds == Holds::value;
-    require_extents(tensor, name, shape.batch, of_keys ? shape.kv_heads : shape.heads,
-                    of_keys ? of_.key_tokens(held) : of_.query_tokens(held),
-                    of_values ? shape.value_dim : shape.key_dim,
-                    "a stage's tensors have the tokens of its blocks");
-  }
-
-  template <class X>
-  void require_view(const char* name, stages::Holds, const TensorView<X, 3>& mix) const {
-    const Shape& shape = of_.problem_.shape;
-    require_extents(
-        mix, name, shape.mix_heads, of_.mix_rows(blocks_).count,
-        stage_ == Stage::mix_gradient ? of_.mix_columns(keys_).count : shape.mix_key_blocks,
-        "a stage's mix has the rows and columns of its blocks");
-  }
-
-  // A row for each block, or for each state.
-  template <class X>
-  void require_view(const char* name, stages::Holds holds, const TensorView<X, 2>& rows) const {
-    using stages::Holds;
-    const bool sums = holds == Holds::summaries || holds == Holds::seen;
-    const Index size = sums                           ? of_.summary_size()
-                       : holds == Holds::denominators ? of_.denominator_size()
-                                                      : of_.mixture_size();
-    if (holds == Holds::states)
-      require_extent(name, "states", rows.extent[0], of_.num_states(),
-                     "it has a row for each state");
-    else if (holds == Holds::seen && !of_.recurs)
-      require_seen(name, rows.extent[0]);
-    else
-      require_extent(name, "blocks", rows.extent[0],
-                     holds == Holds::summaries ? keys_.count : blocks_.count,
-                     "it has a row for each block");
-    require_extent(name, "elements", rows.extent[1], size, "a row has what a block leaves");
-    if (rows.size() > 0 && size > 1)
-      require_extent(name, "elements' stride", rows.stride[1], 1, "a row is contiguous");
-  }
-
- private:
-  // Summaries of the key blocks, up to the last that queries see at least.
-  void require_seen(const char* name, Index rows) const {
-    const BlockRange keys = of_.key_blocks(blocks_);
-    const Index seen = is_causal<V>
-                           ? (std::max)(Index{0}, blocks_.end() - keys.first - lag_of(sight_of<V>))
-                           : keys.count;
-    if (rows < seen || rows > keys.count)
-      throw ShapeError({"mhla: ", name, ": axis blocks is ", rows, " but must be ", seen,
-                        " or more, which the queries see, and at most ", keys.count});
-  }
-
-  const StageBlocks<V, T>& of_;
-  Stage stage_;
-  BlockRange blocks_;
-  BlockRange keys_;
-};
-/// \endcond
-
-#define MHLA_STAGE_ARGUMENTS                                                                    \
-  "tensors are views of the scalar of Stages; rows and mix have its accumulator type; results " \
-  "are not const; mhla::skip leaves a gradient out"
-
 /// The stages of attention over sequences of one shape, or over a packed batch, by a backend:
-/// Stages on the CPU, CudaStages on a GPU. T is the storage type of the tensors; mix, its gradient
-/// and all sums are in the accumulator type. An executor E is what the backend runs on, an Executor
-/// or a CudaDevice. Any number of threads may use one object; a call allocates nothing and has the
-/// same bits for any executor.
+/// Stages on an Executor, CudaStages on a CudaDevice. T is the storage type of the tensors; mix,
+/// dmix and all sums are in the accumulator type. Any number of threads may use one object; a call
+/// allocates nothing and has the same bits for any executor.
 ///
 /// Of a packed batch, the blocks are those of all its sequences, end to end. Tensors
 /// [1, heads, tokens, dim] have the tokens of the given blocks, sums a row for each; mix and dmix
@@ -167,6 +32,7 @@ template <class V, class T, class Backend>
 class BasicStages : public Backend::template Blocks<V, T> {
   using Blocks = typename Backend::template Blocks<V, T>;
   using A = Accumulator<T>;
+  using Holds = stages::Holds;
   using Blocks::attention_;
   using Blocks::problem_;
 
@@ -179,11 +45,10 @@ class BasicStages : public Backend::template Blocks<V, T> {
   // What is done to tensors and sums besides stages.
   using Kernels = typename Backend::template Kernels<typename Blocks::Sequence, T>;
   template <class E>
-  static constexpr bool runs_on = Backend::template runs_on<E>;
+  static constexpr bool runs_on = RunsOn<E, Backend>;
   static constexpr Borrowed compared = Backend::compared;  // by ranks, of what the variant borrows
   // Throws unless a call's stages can run on an executor and reach its memory.
-  template <class E>
-  static void require_device(const E& executor, const Footprint& memory) {
+  static void require_device(const auto& executor, const Footprint& memory) {
     Backend::require_device(executor);
     Kernels::require_memory(memory);
   }
@@ -217,10 +82,8 @@ class BasicStages : public Backend::template Blocks<V, T> {
   /// Bytes of workspace of a stage that processes `blocks`; for mix_gradient these are query
   /// blocks, and `keys` its key blocks. No more than needed; 0 for a stage that the variant lacks.
   /// \throws ShapeError if there are no such blocks.
-  template <class E>
-  requires runs_on<E> Index workspace_size(Stage stage, const E& executor, const BlockRange& blocks,
-                                           const BlockRange& keys = {})
-  const {
+  Index workspace_size(Stage stage, const RunsOn<Backend> auto& executor, const BlockRange& blocks,
+                       const BlockRange& keys = {}) const {
     const bool mixes = stage == Stage::mix_gradient;
     if (mixes ? recurs : !recurs && (stage == Stage::advance || stage == Stage::advance_gradient))
       return 0;
@@ -238,11 +101,9 @@ class BasicStages : public Backend::template Blocks<V, T> {
 
   /// S and z of key blocks: k [batch, kv_heads, tokens, key_dim], v [.., value_dim], summaries
   /// [blocks, summary_size()].
-  template <class E>
-  requires runs_on<E>
-  void summarize(const E& executor, const BlockRange& keys, const TensorView<const T, 4>& k,
-                 const TensorView<const T, 4>& v, const TensorView<A, 2>& summaries,
-                 WorkspaceView workspace) const {
+  void summarize(const RunsOn<Backend> auto& executor, const BlockRange& keys,
+                 const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+                 const TensorView<A, 2>& summaries, WorkspaceView workspace) const {
     run(executor, stages::Summarize<T>{keys, k, v, summaries}, workspace);
   }
 
@@ -251,11 +112,9 @@ class BasicStages : public Backend::template Blocks<V, T> {
   /// alone. Of all key blocks the summaries, under Causal and BlockCausal those that the queries
   /// see at least; by RecurrentMixing the same blocks', which begin and end at multiples of 16, and
   /// states.
-  template <class E>
-  requires runs_on<E>
-  void read_out(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
-                const std::type_identity_t<Sums<A>>& sums, const TensorView<T, 4>& y,
-                WorkspaceView workspace) const {
+  void read_out(const RunsOn<Backend> auto& executor, const BlockRange& queries,
+                const OperandViews<T>& x, const std::type_identity_t<Sums<A>>& sums,
+                const TensorView<T, 4>& y, WorkspaceView workspace) const {
     run(executor, stages::ReadOut<T>{queries, used(x), sums, y}, workspace);
   }
 
@@ -263,10 +122,8 @@ class BasicStages : public Backend::template Blocks<V, T> {
   /// Operands as in read_out, dy as y, dmix as x.mix: its diagonal, under Causal, is left to
   /// summarize_gradient, by RecurrentMixing all of it to advance_gradient. Other gradients are not
   /// touched.
-  template <class E>
-  requires runs_on<E>
-  void read_out_gradient(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
-                         const std::type_identity_t<Sums<A>>& sums,
+  void read_out_gradient(const RunsOn<Backend> auto& executor, const BlockRange& queries,
+                         const OperandViews<T>& x, const std::type_identity_t<Sums<A>>& sums,
                          const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
                          QueryUpdate update, const QueryRows<A>& left,
                          WorkspaceView workspace) const {
@@ -280,10 +137,9 @@ class BasicStages : public Backend::template Blocks<V, T> {
   /// dS and dz [key blocks, summary_size()] of key blocks, summed over query blocks: mix
   /// [heads, query blocks, key blocks] has the entries of both, of a packed batch it is whole;
   /// mixtures [query blocks, mixture_size()] is what read_out_gradient left.
-  template <class E>
-  requires runs_on<E>
-  void mix_gradient(const E& executor, const BlockRange& queries, const BlockRange& keys,
-                    const TensorView<const A, 3>& mix, const TensorView<const A, 2>& mixtures,
+  void mix_gradient(const RunsOn<Backend> auto& executor, const BlockRange& queries,
+                    const BlockRange& keys, const TensorView<const A, 3>& mix,
+                    const TensorView<const A, 2>& mixtures,
                     const TensorView<A, 2>& summary_gradients, WorkspaceView workspace) const
       requires(!recurs) {
     run(executor, stages::MixGradient<T>{queries, keys, mix, mixtures, summary_gradients},
@@ -294,10 +150,8 @@ class BasicStages : public Backend::template Blocks<V, T> {
   /// the blocks. The rest is used under Causal alone: x.q, dy and `denominators` of the same
   /// blocks' queries, x.mix their rows as in read_out, and dmix, to whose diagonal this adds: it
   /// holds what read_out_gradient, or advance_gradient, wrote. Other gradients are not touched.
-  template <class E>
-  requires runs_on<E>
-  void summarize_gradient(const E& executor, const BlockRange& keys, const OperandViews<T>& x,
-                          const TensorView<const A, 2>& summary_gradients,
+  void summarize_gradient(const RunsOn<Backend> auto& executor, const BlockRange& keys,
+                          const OperandViews<T>& x, const TensorView<const A, 2>& summary_gradients,
                           const TensorView<const T, 4>& dy,
                           const TensorView<const A, 2>& denominators,
                           const GradientViews<T>& gradients, Update update,
@@ -316,11 +170,9 @@ class BasicStages : public Backend::template Blocks<V, T> {
   /// RecurrentMixing: the states H after some blocks, [num_states(), mixture_size()], from H before
   /// them and their S. mix [heads, mix_rows(), columns]. The blocks begin and end at multiples of
   /// 16; the range may be empty, but blocks follow it.
-  template <class E>
-  requires runs_on<E>
-  void advance(const E& executor, const BlockRange& blocks, const TensorView<const A, 3>& mix,
-               const Sums<A>& sums, const TensorView<A, 2>& after,
-               WorkspaceView workspace) const requires recurs {
+  void advance(const RunsOn<Backend> auto& executor, const BlockRange& blocks,
+               const TensorView<const A, 3>& mix, const Sums<A>& sums,
+               const TensorView<A, 2>& after, WorkspaceView workspace) const requires recurs {
     run(executor, stages::Advance<T>{blocks, mix, sums, after}, workspace);
     if (packs && !this->has_states_before(blocks.end())) Kernels::clear_tensor(executor, after);
   }
@@ -335,9 +187,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
   /// summarize_gradient, with 0 there if it overwrites. Rows after the last block's are not
   /// touched. A single row for all gets the sum over these blocks; sums of several calls differ
   /// from the whole pass's in rounding.
-  template <class E>
-  requires runs_on<E>
-  void advance_gradient(const E& executor, const BlockRange& blocks,
+  void advance_gradient(const RunsOn<Backend> auto& executor, const BlockRange& blocks,
                         const TensorView<const A, 3>& mix, const Sums<A>& sums,
                         const TensorView<const A, 2>& mixtures, const StateGradients<A>& states,
                         const TensorView<A, 2>& summary_gradients,
@@ -350,30 +200,28 @@ class BasicStages : public Backend::template Blocks<V, T> {
   }
 
   /// \cond INTERNAL
-  MHLA_NO_SUCH_CALL(
-      static void summarize,
-      "mhla: call summarize(executor, keys, k, v, summaries, workspace): " MHLA_STAGE_ARGUMENTS)
-  MHLA_NO_SUCH_CALL(static void read_out,
-                    "mhla: call read_out(executor, queries, {q, k, v, mix}, sums, y, "
-                    "workspace): " MHLA_STAGE_ARGUMENTS)
-  MHLA_NO_SUCH_CALL(
-      static void read_out_gradient,
-      "mhla: call read_out_gradient(executor, queries, {q, k, v, mix}, sums, dy, "
-      "{dq, dk, dv, dmix}, update, {mixtures, denominators}, workspace): " MHLA_STAGE_ARGUMENTS)
-  MHLA_NO_SUCH_CALL(static void mix_gradient,
-                    "mhla: call mix_gradient(executor, queries, keys, mix, mixtures, "
-                    "summary_gradients, workspace): " MHLA_STAGE_ARGUMENTS)
-  MHLA_NO_SUCH_CALL(static void advance,
-                    "mhla: call advance(executor, blocks, mix, sums, after, workspace), with "
-                    "RecurrentMixing: " MHLA_STAGE_ARGUMENTS)
-  MHLA_NO_SUCH_CALL(static void advance_gradient,
-                    "mhla: call advance_gradient(executor, blocks, mix, sums, mixtures, {after, "
-                    "before}, summary_gradients, dmix, update, workspace), with "
-                    "RecurrentMixing: " MHLA_STAGE_ARGUMENTS)
-  MHLA_NO_SUCH_CALL(static void summarize_gradient,
-                    "mhla: call summarize_gradient(executor, keys, {q, k, v, mix}, "
-                    "summary_gradients, dy, denominators, {dq, dk, dv, dmix}, update, "
-                    "workspace): " MHLA_STAGE_ARGUMENTS)
+#define MHLA_NO_SUCH_STAGE(stage, arguments, with)                                       \
+  MHLA_NO_SUCH_CALL(static void stage,                                                   \
+                    "mhla: call " #stage "(executor, " arguments ", workspace)" with     \
+                    ": tensors are views of the scalar of Stages; rows and mix have its" \
+                    " accumulator type; results are not const; mhla::skip leaves a gradient out")
+  MHLA_NO_SUCH_STAGE(summarize, "keys, k, v, summaries", "")
+  MHLA_NO_SUCH_STAGE(read_out, "queries, {q, k, v, mix}, sums, y", "")
+  MHLA_NO_SUCH_STAGE(read_out_gradient,
+                     "queries, {q, k, v, mix}, sums, dy, {dq, dk, dv, dmix}, update, {mixtures, "
+                     "denominators}",
+                     "")
+  MHLA_NO_SUCH_STAGE(mix_gradient, "queries, keys, mix, mixtures, summary_gradients", "")
+  MHLA_NO_SUCH_STAGE(advance, "blocks, mix, sums, after", ", with RecurrentMixing")
+  MHLA_NO_SUCH_STAGE(
+      advance_gradient,
+      "blocks, mix, sums, mixtures, {after, before}, summary_gradients, dmix, update",
+      ", with RecurrentMixing")
+  MHLA_NO_SUCH_STAGE(summarize_gradient,
+                     "keys, {q, k, v, mix}, summary_gradients, dy, denominators, {dq, dk, dv, "
+                     "dmix}, update",
+                     "")
+#undef MHLA_NO_SUCH_STAGE
   MHLA_NO_SUCH_CALL(static Index workspace_size,
                     "mhla: call workspace_size(stage, executor, blocks), and for mix_gradient "
                     "(stage, executor, queries, keys), with an mhla::Stage, an executor, or for "
@@ -394,20 +242,22 @@ class BasicStages : public Backend::template Blocks<V, T> {
     return {x.q, {}, {}, x.mix};
   }
 
-  template <class E, class Call>
-  void run(const E& executor, const Call& call, WorkspaceView workspace) const {
-    const StageViews<V, T> views(*this, call);
+  void run(const auto& executor, const auto& call, WorkspaceView workspace) const {
+    this->require_blocks_of(call.stage, call.blocks, stages::keys_of(call));
+    if (call.stage == Stage::advance && call.blocks.end() == this->query_blocks().count)
+      throw ShapeError({"mhla: blocks: [", call.blocks.first, ", ", call.blocks.end(),
+                        ") ends the sequence: no blocks follow that receive states"});
     Footprint memory;
-    Call::visit(call, *this,
-                [&]<class X, int rank>(const char* name, stages::Holds holds,
-                                       const TensorView<X, rank>& view) {
-                  views.require_view(name, holds, view);
-                  if constexpr (std::is_const_v<X>)
-                    memory.reads(view, name);
-                  else
-                    memory.writes(view, name);
-                  Backend::require_layout(Call::stage, name, holds, view);
-                });
+    call.visit(
+        call, *this,
+        [&]<class X, int rank>(const char* name, Holds holds, const TensorView<X, rank>& view) {
+          require_view(call, name, holds, view);
+          if constexpr (std::is_const_v<X>)
+            memory.reads(view, name);
+          else
+            memory.writes(view, name);
+          Backend::require_layout(call.stage, name, holds, view);
+        });
     require_apart(memory, attention_, workspace, {});
     require_device(executor, memory);
     if constexpr (packs)
@@ -415,8 +265,8 @@ class BasicStages : public Backend::template Blocks<V, T> {
     else
       run_checked(executor, call, workspace);
   }
-  template <class E, class Call>
-  void run_checked(const E& executor, Call call, WorkspaceView workspace) const {
+  template <class Call>
+  void run_checked(const auto& executor, Call call, WorkspaceView workspace) const {
     if constexpr (Call::stage == Stage::summarize_gradient && sees_own) {
       // Own keys use their own columns of mix.
       call.x.mix = columns_of(call.x.mix, this->mix_columns(call.blocks));
@@ -428,30 +278,30 @@ class BasicStages : public Backend::template Blocks<V, T> {
   }
   // Zeros what a call overwrites but no unit touches: tokens that a mask takes away and, of a call
   // without an output, all gradients.
-  template <class E, class Call>
-  void clear_untouched(const E& executor, const Call& call) const {
+  template <class Call>
+  void clear_untouched(const auto& executor, const Call& call) const {
     const bool empty = problem_.shape.empty();
     if constexpr (Call::stage == Stage::read_out_gradient)
       if (empty && call.dmix.wanted && call.mix_update == Update::overwrite)
         Kernels::clear_tensor(executor, call.dmix.view);
     if constexpr (requires { call.update; })
       if (call.update == Update::accumulate) return;
-    const TokenMasks& masks = this->masks_.tokens;
-    const auto clear = [&]<class X, int rank>(const char*, [[maybe_unused]] stages::Holds holds,
+    const auto clear = [&]<class X, int rank>(const char*, [[maybe_unused]] Holds holds,
                                               const TensorView<X, rank>& view) {
       if constexpr (rank == 4 && !std::is_const_v<X>) {
-        const bool of_keys = holds == stages::Holds::key || holds == stages::Holds::value;
+        const TokenMasks& masks = this->masks_.tokens;
         if (empty)
           Kernels::clear_tensor(executor, view);
         else if (call.blocks.count > 0)
-          Kernels::clear_masked(executor, of_keys ? masks.key : masks.query, view);
+          Kernels::clear_masked(executor, stages::of_keys(holds) ? masks.key : masks.query, view);
       }
     };
     Call::visit(call, *this, clear);
   }
+
   // All checks are made before the first sequence writes, whose calls add up dmix.
-  template <class E, class Call>
-  void run_sequences(const E& executor, Call call, WorkspaceView workspace) const {
+  template <class Call>
+  void run_sequences(const auto& executor, Call call, WorkspaceView workspace) const {
     const BlockRange range = stages::keys_of(call);
     Run::require_room(workspace, workspace_size(Call::stage, executor, call.blocks, range));
     if constexpr (requires { call.mix_update; }) {
@@ -459,16 +309,14 @@ class BasicStages : public Backend::template Blocks<V, T> {
         Kernels::clear_tensor(executor, call.dmix.view);
       call.mix_update = Update::accumulate;
     }
-    const Index first_seen = this->key_blocks(call.blocks).first;
     constexpr bool of_keys =
         Call::stage == Stage::summarize || Call::stage == Stage::summarize_gradient;
-    for_each_sequence(range, (of_keys ? this->held_keys_ : this->held_queries_).value_or(range),
-                      [&](const SequencePart& of, const auto& stages) {
-                        if (Call::stage == Stage::advance && of.part.end() == of.blocks)
-                          return;  // has ended
-                        stages.run_checked(executor, stages::part_of(call, of, stages, first_seen),
-                                           workspace);
-                      });
+    for_each_sequence(
+        range, this->held(of_keys, range), [&](const SequencePart& sequence, const auto& stages) {
+          if (Call::stage == Stage::advance && sequence.part.end() == sequence.blocks)
+            return;  // has ended
+          stages.run_checked(executor, part_of_sequence(call, sequence, stages), workspace);
+        });
   }
   // Calls visit(part, the stages of its sequence). Its tokens are counted as tensors hold them. Of
   // no blocks, a recurrence alone makes something: it passes states on.
@@ -481,13 +329,109 @@ class BasicStages : public Backend::template Blocks<V, T> {
     const Index before = list.first_token(blocks.first) - list.first_token(held.first);
     list.for_each_part(blocks, [&](SequencePart of) {
       of.tokens.first += before;
-      visit(of, BasicStages<Alone, T, Backend>(stages::problem_of<recurs>(of, problem_),
-                                               static_cast<const Alone&>(attention_)));
+      visit(of,
+            BasicStages<Alone, T, Backend>(problem_of(of), static_cast<const Alone&>(attention_)));
     });
   }
-};
+  Problem problem_of(const SequencePart& sequence) const {
+    Problem problem = problem_;
+    Shape& shape = problem.shape;
+    problem.sequences = 1;
+    shape.query_tokens = shape.key_tokens = sequence.length;
+    problem.query_grid.extent[2] = problem.key_grid.extent[2] = sequence.length;
+    problem.queries = problem.keys = {0, sequence.blocks};
+    problem.query_blocks = problem.key_blocks = sequence.blocks;
+    if (!recurs) shape.mix_query_blocks = shape.mix_key_blocks = sequence.blocks;
+    return problem;
+  }
+  // A sequence's part of a call, whose stages are `of`.
+  template <class Call, class Stages>
+  Call part_of_sequence(const Call& call, const SequencePart& sequence, const Stages& of) const {
+    Call part = call;
+    part.blocks = sequence.of(call.blocks);
+    if constexpr (requires { part.keys; }) part.keys = sequence.part;
+    const auto cut = [&]<class X, int rank>(const char*, Holds holds, TensorView<X, rank>& view) {
+      if constexpr (rank == 4) {
+        view = unchecked_slice(view, 2, sequence.tokens.first, sequence.tokens.count);
+      } else if constexpr (rank == 3) {  // the corner that it uses
+        view = columns_of(rows_of(view, of.mix_rows(part.blocks)),
+                          Call::stage == Stage::mix_gradient ? of.mix_columns(stages::keys_of(part))
+                                                             : of.key_blocks());
+      } else if (holds == Holds::summaries) {
+        view = rows_of(view, sequence.rows);
+      } else if (holds == Holds::seen && !recurs) {  // as far as they are there
+        const Index first = sequence.first_block - this->key_blocks(call.blocks).first;
+        view =
+            rows_of(view, {first, std::clamp(view.extent[0] - first, Index{0}, sequence.blocks)});
+      } else if (holds != Holds::states) {
+        const Index first = sequence.first_block + part.blocks.first - call.blocks.first;
+        view = rows_of(view, {first, part.blocks.count});
+        if (holds == Holds::denominators)  // fewer if the sequence is shorter than a block
+          view.extent[1] = of.denominator_size();
+      }
+    };
+    Call::visit(part, of, cut);
+    return part;
+  }
 
-#undef MHLA_STAGE_ARGUMENTS
+  // Throw ShapeError unless a view of a call has the extents of what it holds. Tensors have tokens,
+  // mix and dmix rows and columns, sums a row for each block, or for each state.
+  template <class X>
+  void require_view(const auto& call, const char* name, Holds holds,
+                    const TensorView<X, 4>& tensor) const {
+    const Shape& shape = problem_.shape;
+    const BlockRange& blocks = call.blocks;
+    const bool of_keys = stages::of_keys(holds);
+    const BlockRange held = this->held(of_keys, blocks);
+    if (blocks.count > 0 && (blocks.first < held.first || blocks.end() > held.end()))
+      throw ShapeError({"mhla: ", of_keys ? "keys" : "queries", ": tensors hold blocks [",
+                        held.first, ", ", held.end(), "), not all of [", blocks.first, ", ",
+                        blocks.end(), ")"});
+    const bool of_values = holds == Holds::output || holds == Holds::value;
+    require_extents(tensor, name, shape.batch, of_keys ? shape.kv_heads : shape.heads,
+                    of_keys ? this->key_tokens(held) : this->query_tokens(held),
+                    of_values ? shape.value_dim : shape.key_dim,
+                    "a stage's tensors have the tokens of its blocks");
+  }
+  template <class Call, class X>
+  void require_view(const Call& call, const char* name, Holds, const TensorView<X, 3>& mix) const {
+    const bool some_columns = Call::stage == Stage::mix_gradient;
+    require_extents(mix, name, problem_.shape.mix_heads, this->mix_rows(call.blocks).count,
+                    some_columns ? this->mix_columns(stages::keys_of(call)).count
+                                 : problem_.shape.mix_key_blocks,
+                    "a stage's mix has the rows and columns of its blocks");
+  }
+  template <class X>
+  void require_view(const auto& call, const char* name, Holds holds,
+                    const TensorView<X, 2>& rows) const {
+    const bool sums = holds == Holds::summaries || holds == Holds::seen;
+    const Index size = sums                           ? this->summary_size()
+                       : holds == Holds::denominators ? this->denominator_size()
+                                                      : this->mixture_size();
+    if (holds == Holds::states)
+      require_extent(name, "states", rows.extent[0], this->num_states(),
+                     "it has a row for each state");
+    else if (holds == Holds::seen && !recurs)
+      require_seen(call.blocks, name, rows.extent[0]);
+    else
+      require_extent(name, "blocks", rows.extent[0],
+                     (holds == Holds::summaries ? stages::keys_of(call) : call.blocks).count,
+                     "it has a row for each block");
+    require_extent(name, "elements", rows.extent[1], size, "a row has what a block leaves");
+    if (rows.size() > 0 && size > 1)
+      require_extent(name, "elements' stride", rows.stride[1], 1, "a row is contiguous");
+  }
+  // Summaries of the key blocks, up to the last that queries see at least.
+  void require_seen(const BlockRange& queries, const char* name, Index rows) const {
+    const BlockRange keys = this->key_blocks(queries);
+    const Index seen = is_causal<V>
+                           ? (std::max)(Index{0}, queries.end() - keys.first - lag_of(sight_of<V>))
+                           : keys.count;
+    if (rows < seen || rows > keys.count)
+      throw ShapeError({"mhla: ", name, ": axis blocks is ", rows, " but must be ", seen,
+                        " or more, which the queries see, and at most ", keys.count});
+  }
+};
 
 /// \cond INTERNAL
 template <class V, class T, class Backend>

@@ -12,30 +12,20 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup stages
 /// \{
 
-/// \cond INTERNAL
-// Some blocks along an axis of a view, which may be of nothing.
-template <class T, int Rank>
-TensorView<T, Rank> blocks_along(int axis, TensorView<T, Rank> view, const BlockRange& blocks) {
-  if (view.data != nullptr) view.data += blocks.first * view.stride[axis];
-  view.extent[axis] = blocks.count;
-  return view;
-}
-/// \endcond
-
 /// The rows of some blocks in a matrix with a row for every block.
 template <class T>
 TensorView<T, 2> rows_of(const TensorView<T, 2>& matrix, const BlockRange& blocks) {
-  return blocks_along(0, matrix, blocks);
+  return unchecked_slice(matrix, 0, blocks.first, blocks.count);
 }
 /// The rows of some query blocks in mix [heads, query blocks, key blocks], or in dmix.
 template <class T>
 TensorView<T, 3> rows_of(const TensorView<T, 3>& mix, const BlockRange& queries) {
-  return blocks_along(1, mix, queries);
+  return unchecked_slice(mix, 1, queries.first, queries.count);
 }
 /// The columns of some key blocks in mix [heads, query blocks, key blocks].
 template <class T>
 TensorView<T, 3> columns_of(const TensorView<T, 3>& mix, const BlockRange& keys) {
-  return blocks_along(2, mix, keys);
+  return unchecked_slice(mix, 2, keys.first, keys.count);
 }
 
 /// What Stages::padded takes: which tokens of a stage's blocks take part, as in a call (see
@@ -119,6 +109,8 @@ enum class Holds {
   states,        // [num_states(), mixture_size()]
 };
 
+inline bool of_keys(Holds holds) { return holds == Holds::key || holds == Holds::value; }
+
 // The key blocks of a call, of which mix_gradient alone has others than its `blocks`.
 template <class Call>
 BlockRange keys_of(const Call& call) {
@@ -128,13 +120,12 @@ BlockRange keys_of(const Call& call) {
     return call.blocks;
 }
 
-template <class Call, class Blocks, class F>
-void visit_sums(Call& call, const Blocks& of, const F& f) {
+void visit_sums(auto& call, const auto& of, const auto& f) {
   f("summaries", Holds::seen, call.sums.summaries);
   if (of.has_states_before(call.blocks.first)) f("states", Holds::states, call.sums.states);
 }
-template <class Call, class Blocks, class F>
-void visit_operands(Call& call, const Blocks& of, const F& f) {
+template <class Blocks>
+void visit_operands(auto& call, const Blocks& of, const auto& f) {
   f("q", Holds::query, call.x.q);
   if constexpr (Blocks::sees_own) {
     f("k", Holds::key, call.x.k);
@@ -152,8 +143,7 @@ struct Summarize {
   TensorView<const T, 4> v;
   TensorView<Accumulator<T>, 2> summaries;
 
-  template <class Call, class Blocks, class F>
-  static void visit(Call& call, const Blocks&, const F& f) {
+  static void visit(auto& call, const auto&, const auto& f) {
     f("k", Holds::key, call.k);
     f("v", Holds::value, call.v);
     f("summaries", Holds::summaries, call.summaries);
@@ -168,8 +158,7 @@ struct ReadOut {
   Sums<Accumulator<T>> sums;
   TensorView<T, 4> y;
 
-  template <class Call, class Blocks, class F>
-  static void visit(Call& call, const Blocks& of, const F& f) {
+  static void visit(auto& call, const auto& of, const auto& f) {
     visit_operands(call, of, f);
     f("y", Holds::output, call.y);
   }
@@ -188,8 +177,8 @@ struct ReadOutGradient {
   Update mix_update;
   QueryRows<Accumulator<T>> left;
 
-  template <class Call, class Blocks, class F>
-  static void visit(Call& call, const Blocks& of, const F& f) {
+  template <class Blocks>
+  static void visit(auto& call, const Blocks& of, const auto& f) {
     visit_operands(call, of, f);
     f("dy", Holds::output, call.dy);
     if (call.dq.wanted) f("dq", Holds::query, call.dq.view);
@@ -208,8 +197,7 @@ struct Advance {
   Sums<Accumulator<T>> sums;
   TensorView<Accumulator<T>, 2> after;
 
-  template <class Call, class Blocks, class F>
-  static void visit(Call& call, const Blocks& of, const F& f) {
+  static void visit(auto& call, const auto& of, const auto& f) {
     f("mix", Holds::mix, call.mix);
     visit_sums(call, of, f);
     f("after", Holds::states, call.after);
@@ -228,8 +216,7 @@ struct AdvanceGradient {
   GradientView<Accumulator<T>, 3> dmix;
   Update mix_update;
 
-  template <class Call, class Blocks, class F>
-  static void visit(Call& call, const Blocks& of, const F& f) {
+  static void visit(auto& call, const auto& of, const auto& f) {
     f("mix", Holds::mix, call.mix);
     visit_sums(call, of, f);
     f("mixtures", Holds::mixtures, call.mixtures);
@@ -249,8 +236,7 @@ struct MixGradient {
   TensorView<const Accumulator<T>, 2> mixtures;
   TensorView<Accumulator<T>, 2> summary_gradients;
 
-  template <class Call, class Blocks, class F>
-  static void visit(Call& call, const Blocks&, const F& f) {
+  static void visit(auto& call, const auto&, const auto& f) {
     f("mix", Holds::mix, call.mix);
     f("mixtures", Holds::mixtures, call.mixtures);
     f("summary_gradients", Holds::summaries, call.summary_gradients);
@@ -270,8 +256,8 @@ struct SummarizeGradient {
   GradientView<Accumulator<T>, 3> dmix;
   Update update;  // of dk and dv; dmix is added to
 
-  template <class Call, class Blocks, class F>
-  static void visit(Call& call, const Blocks&, const F& f) {
+  template <class Blocks>
+  static void visit(auto& call, const Blocks&, const auto& f) {
     f("k", Holds::key, call.x.k);
     f("v", Holds::value, call.x.v);
     f("summary_gradients", Holds::summaries, call.summary_gradients);
@@ -421,13 +407,14 @@ class StageBlocks {
   }
 
  protected:
-  template <class, class>
-  friend class StageViews;
-
   // Of a padded batch, or of a packed sequence.
   StageBlocks(const Problem& problem, const V& attention)
       : attention_(attention), problem_(problem) {}
 
+  // The blocks whose tokens tensors hold in a call on these.
+  BlockRange held(bool of_keys, const BlockRange& blocks) const {
+    return (of_keys ? held_keys_ : held_queries_).value_or(blocks);
+  }
   auto queries_listed() const { return query_list(attention_, problem_); }
   auto keys_listed() const { return key_list(attention_, problem_); }
 
@@ -443,8 +430,8 @@ class StageBlocks {
       problem.keys = blocks;
     else if (stage == Stage::mix_gradient)
       problem.keys = keys;
-    problem.held_queries = held_queries_.value_or(problem.queries);
-    problem.held_keys = held_keys_.value_or(problem.keys);
+    problem.held_queries = held(false, problem.queries);
+    problem.held_keys = held(true, problem.keys);
     problem.query_blocks = problem.queries.count;
     problem.key_blocks = problem.keys.count;
     if (!reads_out && !of_keys) problem.queries.count = 0;

@@ -79,12 +79,11 @@ PlanType plan_of_parts(const PassCall& call) {
 
 /// The matrices of mix, or their gradients, of a part of the batch.
 template <class PassCall, class A>
-TensorView<A, 3> part_of_mix(const PassCall& call, TensorView<A, 3> mix, Index first, Index count) {
+TensorView<A, 3> part_of_mix(const PassCall& call, const TensorView<A, 3>& mix, Index first,
+                             Index count) {
   const Shape& shape = call.problem.shape;
   if (!shape.mix_per_item()) return mix;
-  mix.data += first * shape.heads * mix.stride[0];
-  mix.extent[0] = count * shape.heads;
-  return mix;
+  return unchecked_slice(mix, 0, first * shape.heads, count * shape.heads);
 }
 
 /// Calls f(operands, cut) for the parts of the batch of a call, of which `largest` is the plan:
@@ -94,15 +93,14 @@ void for_each_part(const PassCall<V, T>& call, const PlanType& largest, const F&
   const Index batch = call.problem.shape.batch;
   const Index at_once = largest.extents.queries.batch;
   for (Index first = 0; first < batch; first += at_once) {
-    const auto cut = [first, count = (std::min)(at_once, batch - first)](auto tensor) {
-      if (tensor.data != nullptr) tensor.data += first * tensor.stride[0];
-      tensor.extent[0] = count;
-      return tensor;
+    const Index count = (std::min)(at_once, batch - first);
+    const auto cut = [first, count](const auto& tensor) {
+      return unchecked_slice(tensor, 0, first, count);
     };
     PlanType plan = largest;
     PanelRows& queries = plan.extents.queries;
     PanelRows& keys = plan.extents.keys;
-    queries.batch = keys.batch = (std::min)(at_once, batch - first);
+    queries.batch = keys.batch = count;
     queries.table.mask = cut(queries.table.mask);
     keys.table.mask = cut(keys.table.mask);
     plan.keep_summaries(batch, first, call.state);
