@@ -9,27 +9,34 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Where a checked stage runs.
-template <class V>
-struct StagePlace {
-  const CudaDevice& device;
-  const V& attention;
-  const Problem& problem;
-  WorkspaceView workspace;
-};
-
-/// What runs checked stages. An undefined reference to a member means that no .cu of the program
-/// has MHLA_INSTANTIATE_CUDA_STAGES(V, T).
+/// Runs stages on some blocks, whose views have been checked. An undefined reference to a member
+/// means that no .cu of the program has MHLA_INSTANTIATE_CUDA_STAGES(V, T).
 template <class V, class T>
-struct StageKernels {
+class StageKernels {
   using A = Accumulator<T>;
   using Rows = TensorView<const A, 2>;
 
-  static void run(const StagePlace<V>& place, const stages::Summarize<T>& call);
-  static void run(const StagePlace<V>& place, const stages::ReadOut<T>& call);
-  static void run(const StagePlace<V>& place, const stages::ReadOutGradient<T>& call);
-  static void run(const StagePlace<V>& place, const stages::MixGradient<T>& call);
-  static void run(const StagePlace<V>& place, const stages::SummarizeGradient<T>& call);
+ public:
+  StageKernels(const stages::Part<V>& part, const CudaDevice& device)
+      : attention_(with_masks(part)), problem_(part.problem), device_(device) {}
+
+  static void require_room(WorkspaceView workspace, Index bytes) {
+    require_workspace(workspace, bytes, "mhla::CudaStages",
+                      "CudaStages::workspace_size says how many a stage takes");
+  }
+  Index workspace_size() const {
+    if (problem_.shape.empty()) return 0;
+    const bool backward =
+        problem_.stage == Stage::read_out_gradient || problem_.stage == Stage::summarize_gradient;
+    const Call<V, T> call{attention_, problem_,
+                          backward ? Direction::backward : Direction::forward};
+    return memory_of<CublasPath::Plan<V, T>>(call).workspace_bytes;
+  }
+  void run(const stages::Summarize<T>& call, WorkspaceView workspace) const;
+  void run(const stages::ReadOut<T>& call, WorkspaceView workspace) const;
+  void run(const stages::ReadOutGradient<T>& call, WorkspaceView workspace) const;
+  void run(const stages::MixGradient<T>& call, WorkspaceView workspace) const;
+  void run(const stages::SummarizeGradient<T>& call, WorkspaceView workspace) const;
 
   /// Throws unless CUDA knows it.
   static void require_memory(const Footprint& memory);
@@ -47,32 +54,6 @@ struct StageKernels {
                          std::byte* to);
   static void widen_rows(const CudaDevice& device, const SumsLayout& of, const std::byte* from,
                          const TensorView<A, 2>& rows);
-};
-
-/// Runs one stage on some blocks; its views have been checked.
-template <class V, class T>
-class StageRun {
- public:
-  StageRun(const stages::Part<V>& part, const CudaDevice& device)
-      : attention_(with_masks(part)), problem_(part.problem), device_(device) {}
-
-  static void require_room(WorkspaceView workspace, Index bytes) {
-    require_workspace(workspace, bytes, "mhla::CudaStages",
-                      "CudaStages::workspace_size says how many a stage takes");
-  }
-  Index workspace_size() const {
-    if (problem_.shape.empty()) return 0;
-    const bool backward =
-        problem_.stage == Stage::read_out_gradient || problem_.stage == Stage::summarize_gradient;
-    const Call<V, T> call{attention_, problem_,
-                          backward ? Direction::backward : Direction::forward};
-    return memory_of<CublasPath::Plan<V, T>>(call).workspace_bytes;
-  }
-  template <class Call>
-  void run(const Call& call, WorkspaceView workspace) const {
-    require_room(workspace, workspace_size());
-    StageKernels<V, T>::run({device_, attention_, problem_, workspace}, call);
-  }
 
  private:
   // With masks of those sides alone of which a stage has tokens; throws unless they fit.
@@ -94,6 +75,17 @@ class StageRun {
     }
     return attention;
   }
+  /// A part of a pass in the caller's memory. \throws WorkspaceError unless it has room.
+  ForwardCall<V, T> in(WorkspaceView workspace, const OperandViews<T>& x) const {
+    require_room(workspace, workspace_size());
+    return {device_, attention_, problem_, x, {}, workspace};
+  }
+  BackwardCall<V, T> in(WorkspaceView workspace, const OperandViews<T>& x,
+                        const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                        Update of_mix) const {
+    require_room(workspace, workspace_size());
+    return {device_, attention_, problem_, x, dy, gradients, of_mix, workspace};
+  }
 
   V attention_;
   const Problem& problem_;
@@ -111,7 +103,7 @@ struct StageBackend {
   template <class V, class T>
   using Kernels = StageKernels<V, T>;
   template <class V, class T>
-  using Run = StageRun<V, T>;
+  using Run = StageKernels<V, T>;
 
   template <class V, class T>
   class Blocks : public StageBlocks<V, T> {

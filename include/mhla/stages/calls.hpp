@@ -278,7 +278,7 @@ struct SummarizeGradient {
 /// \endcond
 
 /// The blocks of one sequence shape, or of packed sequences, and what their stages leave: what the
-/// stages of every backend have in common.
+/// stages of every backend have in common. Functions throw ShapeError if there are no such blocks.
 template <AttentionVariant V, StorageScalar T>
 class StageBlocks {
   static_assert(!is_structured<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
@@ -326,29 +326,27 @@ class StageBlocks {
   /// All key blocks.
   BlockRange key_blocks() const { return {0, keys_listed().num_blocks()}; }
   /// The query blocks of the sequences that some key blocks are of: all, but of packed sequences.
-  /// \throws ShapeError if these have no such blocks.
   BlockRange query_blocks(const BlockRange& keys) const {
     if (packs) require_blocks("keys", keys, key_blocks().count);
     return queries_listed().sequences_of(keys);
   }
-  /// The key blocks of the sequences that some query blocks are of. \throws ShapeError likewise.
+  /// The key blocks of the sequences that some query blocks are of.
   BlockRange key_blocks(const BlockRange& queries) const {
     if (packs) require_blocks("queries", queries, query_blocks().count);
     return keys_listed().sequences_of(queries);
   }
   /// A query block's index within its sequence; 0 after the last block. A recurrence has states
-  /// before a block if this is not 0. \throws ShapeError if there is neither such a block nor one
-  /// before it.
+  /// before a block if this is not 0.
   Index block_in_sequence(Index block) const {
     require_blocks("block", {block, 0}, query_blocks().count);
     return queries_listed().block_in_sequence(block);
   }
-  /// Tokens of q, dy, y and dq for some blocks. \throws ShapeError if there are no such blocks.
+  /// Tokens of q, dy, y and dq for some blocks.
   Index query_tokens(const BlockRange& queries) const {
     require_blocks("queries", queries, query_blocks().count);
     return queries_listed().num_tokens(queries);
   }
-  /// Tokens of k, v, dk and dv for some blocks. \throws ShapeError if there are no such blocks.
+  /// Tokens of k, v, dk and dv for some blocks.
   Index key_tokens(const BlockRange& keys) const {
     require_blocks("keys", keys, key_blocks().count);
     return keys_listed().num_tokens(keys);
@@ -357,14 +355,12 @@ class StageBlocks {
   /// From now on tensors, and masks, hold the tokens of these blocks, of which calls run on some:
   /// q, y and their gradients of `queries`, k, v and theirs of `keys`, under Causal the same ones.
   /// A call writes tokens of its own blocks, and zeros of any that a mask takes away.
-  /// \throws ShapeError if there are no such blocks.
   void hold(const BlockRange& queries, const BlockRange& keys) {
     require_blocks("queries", queries, query_blocks().count);
     require_blocks("keys", keys, key_blocks().count);
     if (is_causal_within_block<V> && queries != keys)
       throw ShapeError(
-          "mhla: keys: under Causal, tensors of keys hold the blocks that those of "
-          "queries do");
+          "mhla: keys: under Causal, tensors of keys hold the blocks that those of queries do");
     held_queries_ = queries;
     held_keys_ = keys;
   }
@@ -383,7 +379,6 @@ class StageBlocks {
   /// Rows of mix that stages on some query blocks take: `rows_of(mix, mix_rows(queries))`. Of
   /// RecurrentMixing the blocks', and the next if there is one, of which `advance` reads what
   /// enters the states; or the single row for all. Of packed sequences all rows.
-  /// \throws ShapeError if there are no such blocks.
   BlockRange mix_rows(const BlockRange& queries) const {
     require_blocks("queries", queries, query_blocks().count);
     const Index rows = problem_.shape.mix_query_blocks;
@@ -392,7 +387,7 @@ class StageBlocks {
     return {queries.first, queries.count + Index{queries.end() < problem_.query_blocks}};
   }
   /// Columns of mix that mix_gradient takes for some key blocks: theirs; of packed sequences, and
-  /// of RecurrentMixing, all. \throws ShapeError if there are no such blocks.
+  /// of RecurrentMixing, all.
   BlockRange mix_columns(const BlockRange& keys) const {
     require_blocks("keys", keys, key_blocks().count);
     if (packs || recurs) return {0, problem_.shape.mix_key_blocks};
