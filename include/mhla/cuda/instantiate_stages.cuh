@@ -67,106 +67,74 @@ void StageKernels<V, T>::require_memory(const Footprint& memory) {
   require_device_memory(memory);
 }
 
-/// Calls f(pass, rows, cut) for the parts of a stage's batch.
-template <class V, class T, class F>
-void run_stage(const ForwardCall<V, T>& call, const F& f) {
-  if (call.problem.shape.empty()) return;
-  const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
-  const BorrowedCublas cublas(call.device, largest.cublas);
-  for_each_part(call, largest, [&](const auto& part, const auto& cut) {
-    const CublasPass<V, T> pass{part};
-    f(pass, StageRows<V, T>{pass}, cut);
-  });
-}
-/// Calls f(pass, rows, dy, gradients) likewise, and writes dmix.
-template <class V, class T, class F>
-void run_stage(const BackwardCall<V, T>& call, const F& f) {
-  if (call.problem.shape.empty()) return;
-  const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
-  const BorrowedCublas cublas(call.device, largest.cublas);
-  run_backward_in_parts(call, largest,
-                        [&](const auto& part, const auto& dy, const auto& gradients) {
-                          const CublasPass<V, T> pass{part};
-                          f(pass, StageRows<V, T>{pass}, dy, gradients);
-                        });
-}
-
 template <class V, class T>
 void StageKernels<V, T>::run(const stages::Summarize<T>& call, WorkspaceView workspace) const {
-  run_stage(in(workspace, {{}, call.k, call.v, {}}),
-            [&](const auto& pass, const auto& rows, const auto&) {
-              pass.pack_keys();
-              pass.summarize_blocks();
-              rows.copy_sums(1, pass.summaries(), rows.sums(call.summaries, 1));
-            });
+  run_in_parts(in(workspace, {{}, call.k, call.v, {}}), [&](const auto& pass, const auto&) {
+    const StageRows<V, T> rows{pass};
+    pass.pack_keys();
+    pass.summarize_blocks();
+    rows.copy_sums(1, pass.summaries(), rows.sums(call.summaries, 1));
+  });
 }
 
 template <class V, class T>
 void StageKernels<V, T>::run(const stages::ReadOut<T>& call, WorkspaceView workspace) const {
-  run_stage(in(workspace, call.x), [&](const auto& pass, const auto& rows, const auto& cut) {
+  run_in_parts(in(workspace, call.x), [&](const auto& pass, const auto& cut) {
     if constexpr (is_causal_within_block<V>) pass.pack_keys();
-    pass.mix_blocks(rows.sums(call.sums.summaries, 1));
-    pass.pack_queries();
-    pass.sum_denominators();
-    pass.read_out_blocks(cut(call.y));
+    pass.read_out(StageRows<V, T>{pass}.sums(call.sums.summaries, 1), cut(call.y));
   });
 }
 
 template <class V, class T>
 void StageKernels<V, T>::run(const stages::ReadOutGradient<T>& call,
                              WorkspaceView workspace) const {
-  run_stage(in(workspace, call.x, call.dy, {call.dq, skip, skip, call.dmix}, call.mix_update),
-            [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
-              const BlockSums<A> from = rows.sums(call.sums.summaries, 1);
-              if constexpr (is_causal_within_block<V>) pass.pack_keys();
-              pass.mix_blocks(from);
-              pass.pack_queries();
-              pass.sum_denominators();
-              pass.divide(dy);
-              pass.read_out_blocks_gradient();
-              pass.denominators_gradient();
-              if (to.query.wanted)
-                pass.unpack_gradient(pass.queries_gradient(), pass.of.scale(), pass.of.q,
-                                     to.query.view, call.update);
-              if (to.mix.wanted) pass.mixing_gradient(from);
-              const Index matrices = pass.e.matrices;
-              rows.copy_sums(matrices, pass.mixed_gradients(),
-                             rows.sums(call.left.mixtures, matrices));
-              if constexpr (is_causal_within_block<V> && normalizes<V>)
-                rows.copy_denominators(call.left.denominators);
-            });
+  const auto part =
+      in(workspace, call.x, call.dy, {call.dq, skip, skip, call.dmix}, call.mix_update);
+  run_in_parts(part, [&](const auto& pass, const auto& dy, const GradientViews<T>& to) {
+    const StageRows<V, T> rows{pass};
+    const BlockSums<A> from = rows.sums(call.sums.summaries, 1);
+    if constexpr (is_causal_within_block<V>) pass.pack_keys();
+    pass.read_out_gradient(from, dy, to.query, call.update);
+    if (to.mix.wanted) pass.mixing_gradient(from);
+    const Index matrices = pass.e.matrices;
+    rows.copy_sums(matrices, pass.mixed_gradients(), rows.sums(call.left.mixtures, matrices));
+    if constexpr (is_causal_within_block<V> && normalizes<V>)
+      rows.copy_denominators(call.left.denominators);
+  });
 }
 
 template <class V, class T>
 void StageKernels<V, T>::run(const stages::MixGradient<T>& call, WorkspaceView workspace) const {
-  run_stage(in(workspace, {{}, {}, {}, call.mix}),
-            [&](const auto& pass, const auto& rows, const auto&) {
-              pass.mix_blocks_gradient(rows.sums(call.mixtures, pass.e.matrices),
-                                       rows.sums(call.summary_gradients, 1));
-            });
+  run_in_parts(in(workspace, {{}, {}, {}, call.mix}), [&](const auto& pass, const auto&) {
+    const StageRows<V, T> rows{pass};
+    pass.mix_blocks_gradient(rows.sums(call.mixtures, pass.e.matrices),
+                             rows.sums(call.summary_gradients, 1));
+  });
 }
 
 template <class V, class T>
 void StageKernels<V, T>::run(const stages::SummarizeGradient<T>& call,
                              WorkspaceView workspace) const {
   // Only the diagonal of dmix comes from here; what it is added to stays.
-  run_stage(in(workspace, call.x, call.dy, {skip, call.dk, call.dv, call.dmix}, Update::accumulate),
-            [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
-              pass.pack_keys();
-              if constexpr (is_causal_within_block<V>) {
-                pass.pack_queries();
-                if constexpr (normalizes<V>) rows.copy_denominators(call.denominators);
-                pass.divide(dy);
-                pass.own_blocks_gradient();
-                if constexpr (mixes_key_sums<V>) {
-                  pass.sum_own_keys();
-                  pass.own_key_sums_gradient();
-                }
-                if (to.mix.wanted) add_own_mixing_gradient(pass.of);
-              }
-              rows.copy_sums(1, rows.sums(call.summary_gradients, 1), pass.summary_gradients());
-              pass.summarize_blocks_gradient(to, call.update);
-            });
+  const auto part =
+      in(workspace, call.x, call.dy, {skip, call.dk, call.dv, call.dmix}, Update::accumulate);
+  run_in_parts(part, [&](const auto& pass, const auto& dy, const GradientViews<T>& to) {
+    const StageRows<V, T> rows{pass};
+    pass.pack_keys();
+    if constexpr (is_causal_within_block<V>) {
+      pass.pack_queries();
+      if constexpr (normalizes<V>) rows.copy_denominators(call.denominators);
+      pass.divide(dy);
+      pass.own_blocks_gradient();
+      if constexpr (mixes_key_sums<V>) {
+        pass.sum_own_keys();
+        pass.own_key_sums_gradient();
+      }
+      if (to.mix.wanted) add_own_mixing_gradient(pass.of);
+    }
+    rows.copy_sums(1, rows.sums(call.summary_gradients, 1), pass.summary_gradients());
+    pass.summarize_blocks_gradient(to, call.update);
+  });
 }
 
 template <class V, class T>
@@ -214,4 +182,4 @@ MHLA_NAMESPACE_END
 /// of `Scalar`, in the global namespace of a .cu file of the program. `Variant` contains no comma:
 /// give it a name.
 #define MHLA_INSTANTIATE_CUDA_STAGES(Variant, Scalar) \
-  template struct mhla::cuda::StageKernels<Variant, Scalar>
+  template class mhla::cuda::StageKernels<Variant, Scalar>

@@ -94,24 +94,14 @@ struct CublasPass {
   void forward(const TensorView<T, 4>& y) const {
     pack_keys();
     summarize_blocks();
-    mix_blocks(summaries());
-    pack_queries();
-    sum_denominators();
-    read_out_blocks(y);
+    read_out(summaries(), y);
   }
   /// All wanted gradients except dmix, to whose parts it adds.
   void backward(bool has_summaries, const TensorView<const T, 4>& dy,
                 const GradientViews<T>& gradients, Update update) const {
     pack_keys();
     if (!has_summaries) summarize_blocks();
-    mix_blocks(summaries());
-    pack_queries();
-    sum_denominators();
-    divide(dy);
-    read_out_blocks_gradient();
-    denominators_gradient();
-    if (gradients.query.wanted)
-      unpack_gradient(queries_gradient(), of.scale(), of.q, gradients.query.view, update);
+    read_out_gradient(summaries(), dy, gradients.query, update);
     const bool keys_wanted = gradients.key.wanted || gradients.value.wanted;
     if constexpr (is_structured<V>) {
       if (gradients.mix.wanted) add_own_mixing_gradient(of);
@@ -127,6 +117,25 @@ struct CublasPass {
   }
 
   // The steps of a pass. Stages (cuda/instantiate_stages.cuh) call some of them.
+
+  /// y of query blocks from the sums of key blocks.
+  void read_out(const BlockSums<A>& from, const TensorView<T, 4>& y) const {
+    mix_blocks(from);
+    pack_queries();
+    sum_denominators();
+    read_out_blocks(y);
+  }
+  /// dq if it is wanted, dS~ and dz~, and the gradients of denominators.
+  void read_out_gradient(const BlockSums<A>& from, const TensorView<const T, 4>& dy,
+                         const GradientView<T, 4>& dq, Update update) const {
+    mix_blocks(from);
+    pack_queries();
+    sum_denominators();
+    divide(dy);
+    read_out_blocks_gradient();
+    denominators_gradient();
+    if (dq.wanted) unpack_gradient(queries_gradient(), of.scale(), of.q, dq.view, update);
+  }
 
   /// S and z of key blocks, S~ and z~ of query blocks, and their gradients, in the plan's memory.
   BlockSums<A> summaries() const { return of_keys(plan.summaries, plan.key_sums); }
@@ -489,23 +498,32 @@ struct CublasPass {
   }
 };
 
+/// Calls f(pass, ...) for the parts of a call's batch: with cut, a function from a tensor to the
+/// part's items, or of a backward pass with dy and gradients, and then writes dmix.
+template <template <class, class> class PassCall, class V, class T, class F>
+void run_in_parts(const PassCall<V, T>& call, const F& f) {
+  if (call.problem.shape.empty()) return;
+  const auto largest = plan_of_parts<CublasPath::Plan<V, T>>(call);
+  const BorrowedCublas cublas(call.device, largest.cublas);
+  const auto run = [&](const auto& part, const auto&... of_part) {
+    f(CublasPass<V, T>{part}, of_part...);
+  };
+  if constexpr (PassCall<V, T>::is_backward)
+    run_backward_in_parts(call, largest, run);
+  else
+    for_each_part(call, largest, run);
+}
+
 template <class Dims, class V, class T>
 void CublasPath::forward(const ForwardCall<V, T>& call) {
-  const auto largest = plan_of_parts<Plan<V, T>>(call);
-  const BorrowedCublas cublas(call.device, largest.cublas);
-  for_each_part(call, largest, [&](const auto& part, const auto& cut) {
-    CublasPass<V, T>{part}.forward(cut(call.y));
-  });
+  run_in_parts(call, [&](const auto& pass, const auto& cut) { pass.forward(cut(call.y)); });
 }
 
 template <class Dims, class V, class T>
 void CublasPath::backward(const BackwardCall<V, T>& call) {
-  const auto largest = plan_of_parts<Plan<V, T>>(call);
-  const BorrowedCublas cublas(call.device, largest.cublas);
-  run_backward_in_parts(
-      call, largest, [&](const auto& part, const auto& dy, const auto& gradients) {
-        CublasPass<V, T>{part}.backward(call.state.data != nullptr, dy, gradients, call.update);
-      });
+  run_in_parts(call, [&](const auto& pass, const auto& dy, const auto& gradients) {
+    pass.backward(call.state.data != nullptr, dy, gradients, call.update);
+  });
 }
 
 }  // namespace cuda
