@@ -52,7 +52,6 @@ struct Objects {
   cublasContext* cublas;
   mhla::WorkspaceView device_workspace;
   std::byte* device_bytes;
-  float* device_floats;
   mhla::CudaDevice cuda;
   Eigen::TensorMap<Tensor> q_map, k_map, v_map, y_map, dy_map, dq_map, dk_map, dv_map;
   Eigen::TensorMap<Matrices> mix_map, dmix_map;

@@ -137,17 +137,10 @@ struct StageBackend {
 }  // namespace cuda
 
 /// \ingroup cuda
-/// mhla::Stages on a CUDA device: the same calls with a CudaDevice in place of the executor, and
-/// views of device memory. They run on cuBLAS, in stream order; nothing is allocated or waited for.
-/// \code
-/// using Stages = mhla::CudaStages<mhla::Attention<mhla::Relu, mhla::Blocks2D>, float>;
-/// const Stages stages(attention, call);
-/// const mhla::BlockRange keys{0, 8};
-/// const auto sums = mhla::make_view(device_floats, 12, stages.summary_size());
-/// const mhla::WorkspaceView memory{
-///     device_bytes, stages.workspace_size(mhla::Stage::summarize, cuda, keys)};
-/// stages.summarize(cuda, keys, k_view, v_view, mhla::rows_of(sums, keys), memory);
-/// \endcode
+/// mhla::Stages on a CUDA device: the same calls with a CudaDevice in place of the executor, views
+/// of device memory, and a workspace there, as WorkspaceView{device_bytes, size}. They run on
+/// cuBLAS, in stream order; nothing is allocated or waited for.
+///
 /// Called in turn, stages make what the whole pass on CudaPath::cublas makes, to the bit where
 /// cuBLAS sums a product's terms in one order whatever its number of rows, and of products in a
 /// batch; otherwise they differ as two summation orders of these terms do. Rows hold what stages on
