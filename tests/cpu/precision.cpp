@@ -352,7 +352,9 @@ HostTensor<BFloat16, 4> forward_in_stages(const Stages<V, BFloat16>& stages,
   for (const bool reads_out : {false, true})
     for (const BlockRange& range : ranges) {
       const BlockRange tokens{stages.query_tokens({0, range.first}), stages.query_tokens(range)};
-      const auto part = [&](const auto& tensor) { return blocks_along(2, tensor.view(), tokens); };
+      const auto part = [&](const auto& tensor) {
+        return mhla::unchecked_slice(tensor.view(), 2, tokens.first, tokens.count);
+      };
       const auto own = rows_of(summaries.view(), range);
       const auto mix = rows_of(x.mix.view(), stages.mix_rows(range));
       const Workspace memory(
@@ -364,7 +366,7 @@ HostTensor<BFloat16, 4> forward_in_stages(const Stages<V, BFloat16>& stages,
       mhla::Sums<float> sums = summaries.view();
       if constexpr (is_structured<V>) sums = {own, states[turn]};
       stages.read_out(executor, range, {part(x.q), part(x.k), part(x.v), mix}, sums,
-                      blocks_along(2, y.view(), tokens), memory);
+                      mhla::unchecked_slice(y.view(), 2, tokens.first, tokens.count), memory);
       if constexpr (is_structured<V>)
         if (range.end() < blocks) {
           const Workspace more(stages.workspace_size(Stage::advance, executor, range));

@@ -10,16 +10,11 @@
   declaration template void mhla::cpu::run_forward(                                               \
       const mhla::cpu::Operands<mhla::cpu::Lowered<mhla::Map, mhla::Causality, mhla::Normalizer>, \
                                 double>&,                                                         \
-      const mhla::TensorView<double, 4>&,                                                         \
-      const mhla::cpu::ForwardPlan<                                                               \
-          mhla::cpu::Lowered<mhla::Map, mhla::Causality, mhla::Normalizer>, double>&,             \
-      mhla::Span<double>, const mhla::ExecutorRef&);                                              \
+      const mhla::TensorView<double, 4>&, mhla::Span<double>, const mhla::ExecutorRef&);          \
   declaration template void mhla::cpu::run_backward(                                              \
       const mhla::cpu::Operands<mhla::cpu::Lowered<mhla::Map, mhla::Causality, mhla::Normalizer>, \
                                 double>&,                                                         \
       const mhla::cpu::BackwardRequest<                                                           \
-          mhla::cpu::Lowered<mhla::Map, mhla::Causality, mhla::Normalizer>, double>&,             \
-      const mhla::cpu::BackwardPlan<                                                              \
           mhla::cpu::Lowered<mhla::Map, mhla::Causality, mhla::Normalizer>, double>&,             \
       mhla::Span<const double>, const mhla::ExecutorRef&);
 

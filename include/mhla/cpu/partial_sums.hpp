@@ -11,13 +11,26 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
+/// Adds `count` rows, `stride` apart, pairwise, in an order that depends only on their number. The
+/// sum is left in the first.
+template <class A>
+void add_up_rows(A* first, Index count, Index stride, Index elements) {
+  for (Index step = 1; step < count; step *= 2)
+    for (Index p = 0; p + step < count; p += 2 * step)
+      for (Index i = 0; i < elements; ++i) first[p * stride + i] += first[(p + step) * stride + i];
+}
+
 /// How the units of a backward pass are divided: each partial sum belongs to one kv head and
 /// consecutive sequences. How many of these depends only on the shape of the whole call.
+template <class A>
 struct PartialSums {
-  Index sequence_groups;
-  Index kv_heads;
-  Index matrix_size;  // elements of one matrix's: [query blocks, key blocks], or coefficients
-  Index size;         // elements of one: [matrices, matrix_size]
+  Index sequence_groups = 0;
+  Index kv_heads = 0;
+  Index matrix_size = 0;  // elements of one matrix's: [query blocks, key blocks], or coefficients
+  Index size = 0;         // elements of one: [matrices, matrix_size]
+  Span<A> sums;           // [sequence groups, kv_heads, matrices, matrix_size]
+
+  PartialSums() = default;
 
   /// `elements_of_all` if those are some rows of a matrix, whose sums have the same order.
   PartialSums(const Problem& problem, Index elements_of_matrix, Index elements_of_all)
@@ -39,50 +52,38 @@ struct PartialSums {
                    (std::max)(Index{1}, wanted / (std::max)(Index{1}, problem.all_kv_heads)));
   }
   Index count() const { return checked_mul(sequence_groups, kv_heads); }
-};
 
-/// Adds `count` rows, `stride` apart, pairwise, in an order that depends only on their number. The
-/// sum is left in the first.
-template <class A>
-void add_up_partials(A* first, Index count, Index stride, Index elements) {
-  for (Index step = 1; step < count; step *= 2)
-    for (Index p = 0; p + step < count; p += 2 * step)
-      for (Index i = 0; i < elements; ++i) first[p * stride + i] += first[(p + step) * stride + i];
-}
-
-/// Of matrix h of mix's, adds up elements [first, first + count); the sum is left where it returns.
-/// Null if there are none: the sum is 0.
-template <class A>
-A* add_up_partials(const Shape& shape, const PartialSums& partials, Span<A> sums, Index h,
-                   Index first, Index count) {
-  if (sums.size == 0) return nullptr;
-  const bool shared = shape.mix_heads == 1;
-  const Index head = shared ? 0 : h % shape.heads;
-  const Index item = shared ? 0 : h / shape.heads;
-  const Index group = shape.group_size();
-  // A shared matrix is in every partial sum, a per-head matrix in those of its kv head, and one of
-  // a batch item in the item's.
-  const Index of_head = shared ? 0
-                               : (item * partials.kv_heads + head / group) * partials.size +
-                                     head % group * partials.matrix_size;
-  A* const begin = sums.data + of_head + first;
-  if (shared) {
-    add_up_partials(begin, partials.count(), partials.size, count);
-  } else if (!shape.mix_per_item()) {
-    add_up_partials(begin, partials.sequence_groups, partials.kv_heads * partials.size, count);
+  /// Of matrix h of mix's, adds up `elements` elements from `first` on; the sum is left
+  /// where it returns. Null if there are none: the sum is 0.
+  A* add_up(const Shape& shape, Index h, Index first, Index elements) const {
+    if (sums.size == 0) return nullptr;
+    const bool shared = shape.mix_heads == 1;
+    const Index head = shared ? 0 : h % shape.heads;
+    const Index item = shared ? 0 : h / shape.heads;
+    const Index group = shape.group_size();
+    // A shared matrix is in every partial sum, a per-head matrix in those of its kv head, and one
+    // of a batch item in the item's.
+    const Index of_head =
+        shared ? 0 : (item * kv_heads + head / group) * size + head % group * matrix_size;
+    A* const begin = sums.data + of_head + first;
+    if (shared) {
+      add_up_rows(begin, count(), size, elements);
+    } else if (!shape.mix_per_item()) {
+      add_up_rows(begin, sequence_groups, kv_heads * size, elements);
+    }
+    return begin;
   }
-  return begin;
-}
+};
 
 /// Writes dmix from the partial sums; outside the leading corner the gradient is 0.
 template <class A>
-void write_mixing_gradient(const Problem& problem, const PartialSums& partials, Span<A> sums,
+void write_mixing_gradient(const Problem& problem, const PartialSums<A>& partials,
                            const TensorView<A, 3>& destination, Update update,
                            const ExecutorRef& executor) {
   const Index rows = problem.query_blocks;
   const Index columns = problem.key_blocks;
   const auto write_row = [&](Index h, Index i) {
-    const A* const row = add_up_partials(problem.shape, partials, sums, h, i * columns, columns);
+    const A* const row = partials.add_up(problem.shape, h, i * columns, columns);
     for (Index b = 0; b < columns; ++b) {
       A& to = destination(h, i, b);
       const A sum = row == nullptr ? A(0) : row[b];
@@ -101,23 +102,6 @@ void write_mixing_gradient(const Problem& problem, const PartialSums& partials, 
     for (Index i = 0; i < destination.extent[1]; ++i)
       for (Index b = i < rows ? columns : 0; b < destination.extent[2]; ++b)
         destination(h, i, b) = A(0);
-}
-
-/// Adds up those of a structured mixing, whose partial sums are of coefficients.
-template <class A>
-void write_mixing_gradient(const Problem& problem, const PartialSums& partials, Span<A> sums,
-                           const MixingRef<A>& structure, const TensorView<const A, 3>& mix,
-                           const TensorView<A, 3>& destination, Update update,
-                           const ExecutorRef& executor) {
-  executor.parallel_for(destination.extent[0], [&](Index h, Index) {
-    const TensorView<A, 2> grad = matrix_view(destination, h);
-    if (update == Update::overwrite)
-      for (Index i = 0; i < grad.size(); ++i) grad.element(i) = A(0);
-    const A* const coefficients =
-        add_up_partials(problem.shape, partials, sums, h, 0, partials.matrix_size);
-    if (coefficients != nullptr)
-      structure.vjp(matrix_view(mix, h), {coefficients, partials.matrix_size}, grad);
-  });
 }
 
 }  // namespace cpu

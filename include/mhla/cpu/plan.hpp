@@ -6,6 +6,8 @@
 
 #include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/pairs/rounded_mixing.hpp>
+#include <mhla/cpu/partial_sums.hpp>
+#include <mhla/cpu/quadratic/choice.hpp>
 #include <mhla/policy/checks.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -88,11 +90,17 @@ MixingRef<A> structured_mixing([[maybe_unused]] const V& attention,
   return {};
 }
 
+/// The kv heads of all sequences.
+inline Index num_units(const Problem& problem) {
+  return checked_mul(problem.sequences, problem.shape.kv_heads);
+}
+
 /// Everything a call knows before it runs. Constructed on a measuring arena, it only determines how
 /// much workspace the call takes.
 template <class L, class A>
 struct Plan : Needs {
-  Problem problem;
+  Index parts;      // of a head's value columns, in a forward pass a unit each
+  Problem problem;  // of one part
   Extents extents;
   BlockTables tables;
   RotationTable<A> rotation;
@@ -108,27 +116,26 @@ struct Plan : Needs {
   // Whether a slot runs units of its own: there are enough for every slot, or several that are not
   // shared.
   bool whole_units;
+  PartialSums<A> partials;  // of a backward pass
 
-  /// `concurrent` is the number of tasks that could run at once without sharing a unit.
   template <class V, class MayPair>
-  MHLA_ONCE_A_CALL Plan(Arena& arena, const V& attention, const Problem& checked,
-                        const ExecutorRef& executor, Index concurrent, bool backward,
-                        bool takes_quadratic, MayPair in_pairs)
+  MHLA_ONCE_A_CALL Plan(Arena& arena, const V& attention, const Problem& whole,
+                        const ExecutorRef& executor, bool backward, MayPair in_pairs)
       : Needs{.mixed_key_sums = mixes_key_sums<L>,
               .mixed_products = mixes_products<L>,
-              .own_tiles = is_causal_within_block<L> && !takes_quadratic,
               .is_backward = backward,
-              .quadratic = takes_quadratic,
-              .pairs = in_pairs && !takes_quadratic,
-              .mixes_in_float =
-                  in_pairs && !takes_quadratic && (is_structured<L> || checked.stage)},
-        problem(checked),
-        extents(checked, max_tokens_of_tile<L>, tiles_of()),
-        tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>, tiles_of())),
+              .quadratic = takes_quadratic_path(attention, whole, backward, in_pairs)},
+        parts(parts_of(whole, executor, in_pairs)),
+        problem(part_of(whole, parts)),
+        extents(problem, max_tokens_of_tile<L>, tiles_of()),
+        tables(block_tables(arena, attention, problem, max_tokens_of_tile<L>, tiles_of())),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
-                                   checked.feature_dim, checked.grid_box(), executor)) {
+                                   problem.feature_dim, problem.grid_box(), executor)) {
     constexpr bool may_pair = std::is_same_v<MayPair, bool>;
     const Shape& shape = problem.shape;
+    own_tiles = is_causal_within_block<L> && !quadratic;
+    pairs = in_pairs && !quadratic;
+    mixes_in_float = pairs && (is_structured<L> || problem.stage);
     structure = structured_mixing<A>(attention, problem);
     matrix_size = matrix_size_of(structure, problem);
     mixing = arena.take<A>(checked_mul(shape.mix_heads, matrix_size));
@@ -145,6 +152,8 @@ struct Plan : Needs {
       mixing_products = structure.num_products();
     }
     const Index num_slots = executor.num_slots();
+    if (backward) partials = partial_sums(attention, problem);
+    const Index concurrent = num_tasks();
     shares_units = !quadratic || quadratic_tasks() > 1;
     whole_units = concurrent >= num_slots || (concurrent > 1 && !shares_units);
     const Index group_rows = rows_mixed_at_once();
@@ -162,6 +171,27 @@ struct Plan : Needs {
         if (pairs) unit.lay_out_pairs(arena, extents, *this);
       if (!arena.measures()) units[u] = unit;
     }
+    partials.sums = arena.take<A>(checked_mul(partials.count(), partials.size));
+  }
+
+  /// Those of a backward pass, without memory.
+  MHLA_ONCE_A_CALL static PartialSums<A> partial_sums(const auto& attention,
+                                                      const Problem& problem) {
+    // Of a stage some rows, of a recurrence some chunks.
+    Problem all = problem;
+    all.queries.first = all.keys.first = 0;
+    all.query_blocks = problem.query_grid.num_blocks();
+    all.key_blocks = problem.key_grid.num_blocks();
+    const auto elements = [&](const Problem& of) {
+      return matrix_size_of(structured_mixing<A>(attention, of), of);
+    };
+    return {problem, elements(problem), elements(all)};
+  }
+
+  /// What can run at once without sharing a unit: units of a forward pass, of a backward pass
+  /// partial sums.
+  Index num_tasks() const {
+    return is_backward ? partials.count() : checked_mul(num_units(problem), parts);
   }
 
   /// Elements of one matrix of `mixing`, or of its gradient.
@@ -221,6 +251,16 @@ struct Plan : Needs {
   SummaryShape summary_shape() const { return paired_summary(extents, is_backward); }
 
  private:
+  // Whether a unit is rounded or exact is decided by all of its head's values.
+  Index parts_of(const Problem& whole, const ExecutorRef& executor, bool in_pairs) const {
+    if (is_backward || quadratic || whole.stage || (in_pairs && !is_causal<L>)) return 1;
+    return value_parts<L>(whole, num_units(whole), executor.num_slots());
+  }
+  static Problem part_of(Problem whole, Index parts) {
+    whole.shape.value_dim /= parts;
+    return whole;
+  }
+
   // Into how many a unit's work is cut, apart from its keys' features.
   Index quadratic_tasks() const {
     if (is_backward) return cpu::quadratic::max_ranges(extents.key_tokens);

@@ -6,83 +6,12 @@
 #include <mhla/cpu/exact.hpp>
 #include <mhla/cpu/host_kernels.hpp>
 #include <mhla/cpu/pairs/backward.hpp>
-#include <mhla/cpu/partial_sums.hpp>
-#include <mhla/cpu/quadratic/choice.hpp>
 #include <mhla/cpu/quadratic/unit.hpp>
 #include <mhla/policy/fingerprint.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
-
-/// A call on some of the value columns: its problem, operands and results.
-inline Problem value_columns(Problem problem, Index columns) {
-  problem.shape.value_dim = columns;
-  return problem;
-}
-template <class T>
-TensorView<T, 4> value_columns(TensorView<T, 4> tensor, Index first, Index columns) {
-  tensor.data += first * tensor.stride[3];
-  tensor.extent[3] = columns;
-  return tensor;
-}
-
-/// The workspace of a forward call: a plan, and nothing else. A unit may have only some of a head's
-/// value columns.
-template <class L, class A>
-struct ForwardPlan {
-  bool quadratic;  // the path
-  Index parts;     // of the value columns of a head
-  Plan<L, A> plan;
-
-  template <class V, class MayPair>
-  MHLA_ONCE_A_CALL ForwardPlan(Arena& arena, const V& attention, const Problem& problem,
-                               const ExecutorRef& executor, MayPair in_pairs)
-      : quadratic(takes_quadratic_path(attention, problem, false, in_pairs)),
-        parts(quadratic || decides_by_values(in_pairs)
-                  ? 1
-                  : value_parts<L>(problem, heads(problem), executor.num_slots())),
-        plan(arena, attention, value_columns(problem, problem.shape.value_dim / parts), executor,
-             checked_mul(heads(problem), parts), false, quadratic, in_pairs) {}
-
-  Index units() const { return heads(plan.problem) * parts; }
-
- private:
-  // Whether a unit is rounded or exact by all of its head's values.
-  static bool decides_by_values(bool in_pairs) { return in_pairs && !is_causal<L>; }
-  static Index heads(const Problem& problem) {
-    return checked_mul(problem.sequences, problem.shape.kv_heads);
-  }
-};
-
-/// The workspace of a backward call: a plan, and the partial sums of dmix.
-template <class L, class A>
-struct BackwardPlan {
-  PartialSums partials;
-  Plan<L, A> plan;
-  Span<A> grad_mixing;  // [sequence groups, kv_heads, matrices, elements of a matrix]
-
-  template <class V, class MayPair>
-  MHLA_ONCE_A_CALL BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
-                                const ExecutorRef& executor, MayPair in_pairs)
-      : partials(partial_sums(attention, problem)),
-        plan(arena, attention, problem, executor, partials.count(), true,
-             takes_quadratic_path(attention, problem, true, in_pairs), in_pairs),
-        grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
-
-  template <class V>
-  MHLA_ONCE_A_CALL static PartialSums partial_sums(const V& attention, const Problem& problem) {
-    // Of a stage some rows, of a recurrence some chunks.
-    Problem all = problem;
-    all.queries.first = all.keys.first = 0;
-    all.query_blocks = problem.query_grid.num_blocks();
-    all.key_blocks = problem.key_grid.num_blocks();
-    const auto elements = [&](const Problem& of) {
-      return Plan<L, A>::matrix_size_of(structured_mixing<A>(attention, of), of);
-    };
-    return {problem, elements(problem), elements(all)};
-  }
-};
 
 template <class V>
 LoweredOf<V> lower(const V& attention) {
@@ -103,7 +32,7 @@ Operands<LoweredOf<V>, T> packed_operands(const V& attention, Plan<LoweredOf<V>,
 template <class A, class V>
 MHLA_ONCE_A_CALL Index call_summary_size(const Problem& problem) {
   if (problem.shape.empty()) return 0;
-  return checked_mul(checked_mul(problem.sequences, problem.shape.kv_heads),
+  return checked_mul(num_units(problem),
                      SummaryRows<A>::size(Extents(problem), problem.key_blocks, normalizes<V>));
 }
 
@@ -117,37 +46,36 @@ SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries,
 }
 
 /// Unit `head` of a call: kv head head % kv_heads of a sequence. Its S and z are in `summaries`,
-/// its own memory or that of a forward state. Without any, as on the quadratic path, it has none,
-/// or if its summaries are in pairs z alone.
+/// its own memory or that of a forward state. Without any, as on the quadratic path or in a stage,
+/// it has none, or if its summaries are in pairs z alone.
 template <class L, class T, class A>
 Unit<L, T> unit_of(const Operands<L, T>& operands, Index head, const UnitMemory<A>& memory,
-                   std::type_identity_t<A>* summaries = nullptr, bool in_pairs = false) {
+                   std::type_identity_t<A>* summaries = nullptr) {
   const Plan<L, A>& plan = operands.plan;
   const Index kv_heads = plan.problem.shape.kv_heads;
-  const auto blocks_of = [&](const BlockTable& table) {
-    return UnitBlocks{table.sequences[head / kv_heads], table};
-  };
-  const UnitBlocks keys = blocks_of(plan.tables.keys);
-  Unit<L, T> unit{operands, blocks_of(plan.tables.queries), keys, head % kv_heads, memory, {}};
-  unit.in_pairs = in_pairs;
+  const auto& [query_table, key_table] = plan.tables;
+  const UnitBlocks queries{query_table.sequences[head / kv_heads], query_table};
+  const UnitBlocks keys{key_table.sequences[head / kv_heads], key_table};
+  Unit<L, T> unit{operands, queries, keys, head % kv_heads, memory, {}};
+  unit.in_pairs = plan.mixes_pairs() && summaries == nullptr;
   if (summaries != nullptr)
     unit.summaries = summary_rows<L>(plan.extents, keys.blocks, summaries, unit.orientation());
-  else if (in_pairs)
+  else if (unit.in_pairs)
     unit.summaries = SummaryRows<A>(nullptr, memory.summaries.data, plan.extents,
                                     unit.orientation(), 0, keys.blocks, normalizes<L>);
   if constexpr (is_structured<L>)
-    unit.products = plan.structure.products(keys.blocks, false, memory.mixing_products);
+    if (!plan.problem.stage)
+      unit.products = plan.structure.products(keys.blocks, false, memory.mixing_products);
   return unit;
 }
 
-/// Calls run(unit, memory, loop) for every unit: on one slot, or on all of them together.
-template <class L, class A, class Run>
-MHLA_ONCE_A_CALL void run_units(const Plan<L, A>& plan, Index units, const ExecutorRef& executor,
-                                const Run& run) {
-  const Index whole = units - plan.shared_units(units, executor.num_slots());
+/// Calls run(task, memory, loop) for every task of a pass: on one slot, or on all of them together.
+MHLA_ONCE_A_CALL void run_tasks(const auto& plan, const ExecutorRef& executor, const auto& run) {
+  const Index tasks = plan.num_tasks();
+  const Index whole = tasks - plan.shared_units(tasks, executor.num_slots());
   executor.parallel_for(
-      whole, [&](Index unit, Index slot) { run(unit, plan.units[slot], OneSlot{slot}); });
-  for (Index unit = whole; unit < units; ++unit) run(unit, plan.units[0], executor);
+      whole, [&](Index task, Index slot) { run(task, plan.units[slot], OneSlot{slot}); });
+  for (Index task = whole; task < tasks; ++task) run(task, plan.units[0], executor);
 }
 
 /// S and z of a unit, and y from them, by mixing in float, even if tokens' products are in pairs.
@@ -183,50 +111,42 @@ bool forward_in_pairs(const Unit<L, BFloat16>& unit, const KeptSummaries<float>&
 /// All units of a forward call. Summaries are left in `saved` unless it is empty.
 template <class L, class T, class A>
 MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
-                                  const ForwardPlan<L, A>& forward, Span<A> saved,
-                                  const ExecutorRef& executor) {
-  const Plan<L, A>& plan = forward.plan;
+                                  Span<A> saved, const ExecutorRef& executor) {
+  const Plan<L, A>& plan = operands.plan;
   const Index columns = plan.extents.value_dim;
-  const Index heads = forward.units() / forward.parts;
-  const auto run = [&](Index index, const UnitMemory<A>& memory,
-                       const ExecutorRef& loop) MHLA_ONCE_A_CALL {
-    const Index head = index / forward.parts;
+  const bool keeps = saved.size > 0;
+  const bool in_place = keeps && plan.parts == 1;
+  const auto run = [&](Index task, const auto& memory, const ExecutorRef& loop) MHLA_ONCE_A_CALL {
+    const Index head = task / plan.parts;
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
         return quadratic::read_out_unit(
             quadratic::QuadraticUnit<L, T>(unit_of(operands, head, memory)), y, loop);
-    const Index first_column = index % forward.parts * columns;
-    A* const kept = saved.size > 0 ? saved.data + head * (saved.size / heads) : nullptr;
-    KeptSummaries<A> to{{}, first_column};
-    if (kept != nullptr) {
+    KeptSummaries<A> kept{{}, task % plan.parts * columns};
+    if (keeps) {
       Extents whole = plan.extents;
-      whole.value_dim *= forward.parts;
-      to.whole = summary_rows<L>(whole, whole.key_blocks, kept);
+      whole.value_dim *= plan.parts;
+      kept.whole = summary_rows<L>(whole, whole.key_blocks,
+                                   saved.data + head * (saved.size / num_units(plan.problem)));
     }
     Operands<L, T> part = operands;
-    part.v = value_columns(operands.v, first_column, columns);
-    const TensorView<T, 4> results = value_columns(y, first_column, columns);
-    if constexpr (std::is_same_v<T, BFloat16> && !is_structured<L>) {
-      if (plan.pairs) {
-        const Unit<L, T> unit = unit_of(part, head, memory, nullptr, true);
-        if (forward_in_pairs(unit, to, results, loop)) return;
-      }
-    }
-    A* const summaries = kept != nullptr && forward.parts == 1 ? kept : memory.summaries.data;
-    const Unit<L, T> unit = unit_of(part, head, memory, summaries);
+    part.v = unchecked_slice(operands.v, 3, kept.first_column, columns);
+    const TensorView<T, 4> results = unchecked_slice(y, 3, kept.first_column, columns);
+    if constexpr (std::is_same_v<T, BFloat16> && !is_structured<L>)
+      if (plan.pairs && forward_in_pairs(unit_of(part, head, memory), kept, results, loop)) return;
+    const Unit<L, T> unit =
+        unit_of(part, head, memory, in_place ? kept.whole.summaries.data : memory.summaries.data);
     summarize_for_float_mixing(unit, loop);
-    if (kept != nullptr && forward.parts > 1)
+    if (keeps && !in_place)
       for (Index b = 0; b < unit.keys.blocks; ++b)
-        to.keep(b, unit.summaries.summary(b), columns, unit.summaries.key_sum(b));
+        kept.keep(b, unit.summaries.summary(b), columns, unit.summaries.key_sum(b));
     read_out_by_float_mixing(unit, results, loop);
   };
-  run_units(plan, forward.units(), executor, run);
+  run_tasks(plan, executor, run);
 }
 
 /// S and z of a unit from where they were left, not transposed.
-template <class L, class T, class Saved>
-void take_up_summaries(const Unit<L, T>& unit, const SummaryRows<Saved>& saved,
-                       const ExecutorRef& loop) {
+void take_up_summaries(const auto& unit, const auto& saved, const ExecutorRef& loop) {
   loop.parallel_for(saved.summaries.rows, [&](Index b, Index) {
     transpose(unit.summaries.summary(b), saved.summary(b));
     const auto key_sum = unit.summaries.key_sum(b);
@@ -265,58 +185,58 @@ BackwardRequest<L, BFloat16> backward_in_pairs(const Unit<L, BFloat16>& unit,
 }
 
 /// Calls run_unit(head, memory, loop) for all units of a backward call.
-template <class L, class T, class A, class Run>
-void run_backward_units(const BackwardRequest<L, T>& request, const BackwardPlan<L, A>& backward,
-                        const ExecutorRef& executor, const Run& run_unit) {
-  const Plan<L, A>& plan = backward.plan;
-  const PartialSums& partials = backward.partials;
+void run_backward_units(const auto& request, const auto& plan, const ExecutorRef& executor,
+                        const auto& run_unit) {
+  const auto& partials = plan.partials;
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index sequences = plan.problem.sequences;
   // The units of one partial sum, one after another.
-  const auto run = [&](Index task, UnitMemory<A> memory, const ExecutorRef& loop) {
+  const auto run = [&](Index task, auto memory, const ExecutorRef& loop) {
     const Index kv_head = task % kv_heads;
     const Index group = task / kv_heads;
     if (request.mixing()) {
-      A* const sums = backward.grad_mixing.data + task * partials.size;
-      memory.grad_mixing = panel(sums, plan.extents.matrices, partials.matrix_size);
-      std::fill_n(sums, partials.size, A(0));
+      memory.grad_mixing = panel(partials.sums.data + task * partials.size, plan.extents.matrices,
+                                 partials.matrix_size);
+      set_zero(memory.grad_mixing);
     }
     const Index end = even_split(sequences, partials.sequence_groups, group + 1);
     for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s)
       run_unit(s * kv_heads + kv_head, memory, loop);
   };
-  run_units(plan, partials.count(), executor, run);
+  run_tasks(plan, executor, run);
 }
 
 /// Writes dmix, if it is wanted, from the partial sums of all units.
-template <class L, class T, class A>
+template <class L, class T>
 MHLA_ONCE_A_CALL void write_mixing_gradient(const Operands<L, T>& operands,
                                             const BackwardRequest<L, T>& request,
-                                            const BackwardPlan<L, A>& backward,
                                             const ExecutorRef& executor) {
+  using A = Accumulator<T>;
   if (!request.mixing()) return;
-  const Plan<L, A>& plan = backward.plan;
-  const PartialSums& partials = backward.partials;
+  const Plan<L, A>& plan = operands.plan;
+  const PartialSums<A>& partials = plan.partials;
   const TensorView<A, 3>& destination = request.gradients.mix.view;
-  if constexpr (is_structured<L>) {
-    write_mixing_gradient(plan.problem, partials, backward.grad_mixing, plan.structure,
-                          operands.mix, destination, request.update, executor);
-  } else {
-    write_mixing_gradient(plan.problem, partials, backward.grad_mixing, destination, request.update,
-                          executor);
-  }
+  if constexpr (!is_structured<L>)
+    write_mixing_gradient(plan.problem, partials, destination, request.update, executor);
+  else
+    executor.parallel_for(destination.extent[0], [&](Index h, Index) {
+      const TensorView<A, 2> grad = matrix_view(destination, h);
+      if (request.update == Update::overwrite)
+        for (Index i = 0; i < grad.size(); ++i) grad.element(i) = A(0);
+      const A* const sums = partials.add_up(plan.problem.shape, h, 0, partials.matrix_size);
+      if (sums != nullptr)
+        plan.structure.vjp(matrix_view(operands.mix, h), {sums, partials.matrix_size}, grad);
+    });
 }
 
 /// All units of a backward call. Summaries are taken from `saved` unless it is empty.
 template <class L, class T, class A>
 MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
-                                   const BackwardRequest<L, T>& request,
-                                   const BackwardPlan<L, A>& backward, Span<const A> saved,
+                                   const BackwardRequest<L, T>& request, Span<const A> saved,
                                    const ExecutorRef& executor) {
-  const Plan<L, A>& plan = backward.plan;
-  const Index heads = plan.problem.sequences * plan.problem.shape.kv_heads;
-  const auto run = [&](Index head, const UnitMemory<A>& memory,
-                       const ExecutorRef& loop) MHLA_ONCE_A_CALL {
+  const Plan<L, A>& plan = operands.plan;
+  const Index heads = num_units(plan.problem);
+  const auto run = [&](Index head, const auto& memory, const ExecutorRef& loop) MHLA_ONCE_A_CALL {
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
         return quadratic::BackwardUnit<L, T>(unit_of(operands, head, memory), request).run(loop);
@@ -325,93 +245,60 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
     if constexpr (std::is_same_v<T, BFloat16> && rounds_backward<L>) {
       if (plan.pairs) {
         const Unit<L, T> unit =
-            unit_of(operands, head, memory, is_structured<L> ? memory.summaries.data : nullptr,
-                    !is_structured<L>);
+            unit_of(operands, head, memory, is_structured<L> ? memory.summaries.data : nullptr);
         left = backward_in_pairs(unit, request, kept, loop);
         if (!left.query() && !left.mixed_summaries()) return;
         kept = nullptr;  // rounded
       }
     }
     const Unit<L, T> unit = unit_of(operands, head, memory, memory.summaries.data);
-    if (kept == nullptr) {
+    if (kept == nullptr)
       summarize_unit(unit, loop);
-    } else {
+    else
       take_up_summaries(unit, summary_rows<L>(plan.extents, unit.keys.blocks, kept), loop);
-    }
     backward_unit(exact::Backward<L, T>{{unit}, left}, loop);
   };
-  run_backward_units(request, backward, executor, run);
+  run_backward_units(request, plan, executor, run);
 }
 
-/// A forward call of a checked problem with tensors of T, laid out; without an output it takes no
-/// memory. Refers to the attention.
-template <class V, class T>
-class ForwardCall {
+/// A call of a checked problem with tensors of T, laid out; without an output it takes no memory.
+/// Refers to the attention.
+template <class V, class T, bool backward>
+class Call {
   using A = Accumulator<T>;
   using L = LoweredOf<V>;
 
  public:
-  MHLA_ONCE_A_CALL ForwardCall(Arena& arena, const V& attention, const Problem& problem,
-                               const ExecutorRef& executor)
+  MHLA_ONCE_A_CALL Call(Arena& arena, const V& attention, const Problem& problem,
+                        const ExecutorRef& executor)
       : attention_(attention), problem_(problem) {
     if (!problem.shape.empty())
-      plan_.emplace(arena, attention, problem, executor, multiplies_pairs<T>(attention, problem));
+      plan_.emplace(arena, attention, problem, executor, backward,
+                    backward ? multiplies_pairs_backward<T>(attention, problem)
+                             : multiplies_pairs<T>(attention, problem));
   }
 
   /// With the number of slots that it was laid out for; views must be checked.
   MHLA_ONCE_A_CALL void run(const ExecutorRef& executor, const OperandViews<T>& x,
-                            const TensorView<T, 4>& y, ForwardState<A>* save) {
+                            const TensorView<T, 4>& y, ForwardState<A>* save) requires(!backward) {
     Span<A> saved;
     if (save != nullptr)
-      saved =
-          save->prepare(problem_.shape, fingerprint_of<T>(attention_, problem_, Borrowed::contents),
-                        plan_ && plan_->plan.quadratic ? 0 : call_summary_size<A, V>(problem_));
+      saved = save->prepare(problem_.shape, fingerprint(),
+                            plan_ && plan_->quadratic ? 0 : call_summary_size<A, V>(problem_));
     if (plan_) {
-      run_forward(packed_operands(attention_, plan_->plan, x), y, *plan_, saved, executor);
+      run_forward(packed_operands(attention_, *plan_, x), y, saved, executor);
       if constexpr (requires { attention_.masks; })
         HostKernels::clear_masked(executor, attention_.masks.query, y);
     }
     if (save != nullptr) save->mark_filled();
   }
-
- private:
-  const V& attention_;
-  Problem problem_;
-  std::optional<ForwardPlan<L, A>> plan_;
-};
-
-/// A backward call likewise.
-template <class V, class T>
-class BackwardCall {
-  using A = Accumulator<T>;
-  using L = LoweredOf<V>;
-
- public:
-  MHLA_ONCE_A_CALL BackwardCall(Arena& arena, const V& attention, const Problem& problem,
-                                const ExecutorRef& executor)
-      : attention_(attention), problem_(problem) {
-    if (!problem.shape.empty())
-      plan_.emplace(arena, attention, problem, executor,
-                    multiplies_pairs_backward<T>(attention, problem));
-  }
-
-  /// The summaries that a forward call has left in `saved`, if this one can use them.
-  Span<const A> summaries(const ForwardState<A>* saved) const {
-    if (saved == nullptr) return {};
-    const Span<const A> kept = saved->summaries(
-        problem_.shape, fingerprint_of<T>(attention_, problem_, Borrowed::contents));
-    const bool rounded = multiplies_pairs<T>(attention_, problem_);
-    if (rounded && (!multiplies_pairs_backward<T>(attention_, problem_) || normalizes<L>))
-      return {};
-    return kept;
-  }
-
   MHLA_ONCE_A_CALL void run(const ExecutorRef& executor, const OperandViews<T>& x,
-                            const BackwardRequest<L, T>& request, Span<const A> kept) {
+                            const BackwardRequest<L, T>& request,
+                            Span<const A> kept) requires backward {
     if (plan_) {
-      const Operands<L, T> operands = packed_operands(attention_, plan_->plan, x);
-      run_backward(operands, request, *plan_, kept, executor);
-      write_mixing_gradient(operands, request, *plan_, executor);
+      const Operands<L, T> operands = packed_operands(attention_, *plan_, x);
+      run_backward(operands, request, kept, executor);
+      write_mixing_gradient(operands, request, executor);
     }
     if (request.update == Update::accumulate) return;
     if (!plan_) {
@@ -423,11 +310,29 @@ class BackwardCall {
     }
   }
 
+  /// The summaries that a forward call has left in `saved`, if a backward call can use them.
+  Span<const A> summaries(const ForwardState<A>* saved) const {
+    if (saved == nullptr) return {};
+    const Span<const A> kept = saved->summaries(problem_.shape, fingerprint());
+    const bool rounded = multiplies_pairs<T>(attention_, problem_);
+    if (rounded && (!multiplies_pairs_backward<T>(attention_, problem_) || normalizes<L>))
+      return {};
+    return kept;
+  }
+
  private:
+  std::uint64_t fingerprint() const {
+    return fingerprint_of<T>(attention_, problem_, Borrowed::contents);
+  }
+
   const V& attention_;
   Problem problem_;
-  std::optional<BackwardPlan<L, A>> plan_;
+  std::optional<Plan<L, A>> plan_;
 };
+template <class V, class T>
+using ForwardCall = Call<V, T, false>;
+template <class V, class T>
+using BackwardCall = Call<V, T, true>;
 
 /// What a call of `function` is laid out in: the caller's workspace, or without one memory of its
 /// own.

@@ -59,11 +59,11 @@ class HostHeads {
                        const GradientViews<T>& gradients, Update update, WorkspaceView workspace) {
     Arena arena(workspace);
     Memory memory = lay_out(heads, arena, executor);
-    std::optional<cpu::BackwardPlan<L, A>>& plan = memory.plan;
+    std::optional<cpu::Plan<L, A>>& plan = memory.plan;
     cpu::BackwardRequest<L, T> request{dy, gradients, Update::overwrite};
     if (plan) {
-      cpu::run_backward(cpu::packed_operands(heads.attention, plan->plan, x), request, *plan, {},
-                        executor);
+      cpu::run_backward<L, T, A>(cpu::packed_operands(heads.attention, *plan, x), request, {},
+                                 executor);
       if constexpr (requires { heads.attention.masks; })
         Kernels::clear_masked(executor, heads.attention.masks, gradients);
     } else {
@@ -76,36 +76,36 @@ class HostHeads {
       gather_sums(heads, communicator, memory);
     if (!gives_dmix(heads)) return;
     request.update = update;
-    const cpu::Operands<L, T> operands{x, cpu::lower(heads.attention), plan->plan};
-    cpu::write_mixing_gradient(operands, request, *plan, executor);
+    const cpu::Operands<L, T> operands{x, cpu::lower(heads.attention), *plan};
+    cpu::write_mixing_gradient(operands, request, executor);
   }
 
  private:
   struct Memory {
-    std::optional<cpu::BackwardPlan<L, A>> plan;
+    std::optional<cpu::Plan<L, A>> plan;
     Span<A> sums;  // of dmix, of all heads: rank 0's, where they share a matrix
   };
 
   // Whether dmix is a sum over the heads of several ranks.
   static bool sums_over_heads(const Heads& heads) { return heads.whole.shape.mix_heads == 1; }
-  static cpu::PartialSums all_sums(const Heads& heads) {
-    return cpu::BackwardPlan<L, A>::partial_sums(heads.attention, heads.whole);
+  static cpu::PartialSums<A> all_sums(const Heads& heads) {
+    return cpu::Plan<L, A>::partial_sums(heads.attention, heads.whole);
   }
   static Memory lay_out(const Heads& heads, Arena& arena, const auto& executor) {
     Memory memory;
     if (sums_over_heads(heads) && heads.rank == 0 && !heads.whole.shape.empty()) {
-      const cpu::PartialSums all = all_sums(heads);
+      const cpu::PartialSums<A> all = all_sums(heads);
       memory.sums = arena.take<A>(checked_mul(all.count(), all.size));
     }
     if (!heads.own.shape.empty())
-      memory.plan.emplace(arena, heads.attention, heads.own, executor,
+      memory.plan.emplace(arena, heads.attention, heads.own, executor, true,
                           cpu::multiplies_pairs_backward<T>(heads.attention, heads.own));
     return memory;
   }
   // Rank 0 gets the partial sums of all heads, in the order in which one process adds them up.
   template <class C>
   static void gather_sums(const Heads& heads, const C& communicator, Memory& memory) {
-    const cpu::PartialSums all = all_sums(heads);
+    const cpu::PartialSums<A> all = all_sums(heads);
     const Index ranks = communicator.size();
     const Shares shares = equal_shares(all.kv_heads, ranks);
     const auto part = [&](Index group, Index kv_heads, const BlockRange& of) -> Part {
@@ -119,13 +119,13 @@ class HostHeads {
       to[0] = part(group, own, {0, own});
       for (Index r = 0; r < ranks && heads.rank == 0; ++r)
         from[r] = part(group, all.kv_heads, shares[static_cast<std::size_t>(r)]);
-      communicator.all_to_all(memory.plan ? memory.plan->grad_mixing.data : nullptr, to,
+      communicator.all_to_all(memory.plan ? memory.plan->partials.sums.data : nullptr, to,
                               memory.sums.data, from);
     }
     if (heads.rank != 0 || !memory.plan) return;
     memory.plan->partials = all;
-    memory.plan->grad_mixing = memory.sums;
-    memory.plan->plan.problem = heads.whole;
+    memory.plan->partials.sums = memory.sums;
+    memory.plan->problem = heads.whole;
   }
 };
 /// \endcond

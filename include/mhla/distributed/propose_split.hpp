@@ -139,7 +139,7 @@ class SplitTraffic {
     add(traffic.forward, rank, forward());
     add(traffic.backward, rank, backward());
     if (problem_.shape.mix_heads != 1 || problem_.shape.empty() || call_.on_gpus) return traffic;
-    const auto sums = cpu::BackwardPlan<cpu::LoweredOf<V>, A>::partial_sums(attention_, problem_);
+    const auto sums = cpu::Plan<cpu::LoweredOf<V>, A>::partial_sums(attention_, problem_);
     const auto bytes = [&](Index heads) {
       return CheckedSize(heads) * sums.sequence_groups * sums.size * sum_bytes;
     };
