@@ -118,9 +118,11 @@ struct Plan : Needs {
   bool whole_units;
   PartialSums<A> partials;  // of a backward pass
 
+  /// `backward` is a bool or, so that a program without backward passes compiles nothing for them,
+  /// std::false_type.
   template <class V, class MayPair>
   MHLA_ONCE_A_CALL Plan(Arena& arena, const V& attention, const Problem& whole,
-                        const ExecutorRef& executor, bool backward, MayPair in_pairs)
+                        const ExecutorRef& executor, auto backward, MayPair in_pairs)
       : Needs{.mixed_key_sums = mixes_key_sums<L>,
               .mixed_products = mixes_products<L>,
               .is_backward = backward,
@@ -152,7 +154,8 @@ struct Plan : Needs {
       mixing_products = structure.num_products();
     }
     const Index num_slots = executor.num_slots();
-    if (backward) partials = partial_sums(attention, problem);
+    if constexpr (!std::is_same_v<decltype(backward), std::false_type>)
+      if (backward) partials = partial_sums(attention, problem);
     const Index concurrent = num_tasks();
     shares_units = !quadratic || quadratic_tasks() > 1;
     whole_units = concurrent >= num_slots || (concurrent > 1 && !shares_units);

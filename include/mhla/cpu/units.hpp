@@ -273,9 +273,8 @@ class Call {
                         const ExecutorRef& executor)
       : attention_(attention), problem_(problem) {
     if (!problem.shape.empty())
-      plan_.emplace(arena, attention, problem, executor, backward,
-                    backward ? multiplies_pairs_backward<T>(attention, problem)
-                             : multiplies_pairs<T>(attention, problem));
+      plan_.emplace(arena, attention, problem, executor, std::bool_constant<backward>(),
+                    in_pairs());
   }
 
   /// With the number of slots that it was laid out for; views must be checked.
@@ -321,6 +320,10 @@ class Call {
   }
 
  private:
+  InPairs<T> in_pairs() const {
+    if constexpr (backward) return multiplies_pairs_backward<T>(attention_, problem_);
+    return multiplies_pairs<T>(attention_, problem_);
+  }
   std::uint64_t fingerprint() const {
     return fingerprint_of<T>(attention_, problem_, Borrowed::contents);
   }
