@@ -63,7 +63,7 @@ Panel<A> waiting_query_features(const Unit<L, T>& unit, Index g, Index block,
                tile.tokens, e.feature_dim);
 }
 
-/// dq of a tile of query head g, and dk of a tile of keys, if they are wanted.
+/// dq of a tile of query head g, if it is wanted.
 template <class L, class T, class A>
 void unpack_query_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request, Index g,
                            const TokenTile& tile, const FeatureGradients<A>& gradients,
@@ -73,20 +73,11 @@ void unpack_query_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& 
                             gradients, unit.query_rows(g, request.gradients.query.view),
                             request.update, row);
 }
-template <class L, class T, class A>
-void unpack_key_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request,
-                         const TokenTile& tile, const FeatureGradients<A>& gradients,
-                         const RowBuffers<A>& row) {
-  if (request.gradients.key.wanted)
-    unpack_feature_gradient(key_features_of(unit, tile), unit.key_rows(unit.operands.k), gradients,
-                            unit.key_rows(request.gradients.key.view), request.update, row);
-}
 
 /// The rest of MixedProduct's adjoint: dR, then dz_b and dq, which waited for dR.
-template <class L, class T>
+template <class L, class T, class A = Accumulator<T>>
 void mixed_products_of_unit_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request,
                                      const ExecutorRef& loop) {
-  using A = Accumulator<T>;
   const Extents& e = unit.extents();
   const Span<A> grad_products = unit.memory.denominators;  // which are no longer needed
   loop.parallel_for(e.group_size, [&](Index g, Index) {
@@ -154,34 +145,36 @@ SummaryRows<A> mix_group_gradient(const Unit<L, T>& unit, const BackwardRequest<
   return grad;
 }
 
-/// Adds m_bb = `own_weight` times what its own queries sent back to a tile's gradients, and that of
-/// m_bb to `grad_weight`.
-template <class L, class T, class A>
-void add_own_gradients(const BackwardRequest<L, T>& request, A own_weight,
-                       const FeaturePanels<A>& keys, const KeyGradients<A>& own,
-                       const KeyGradients<A>& sums, A* grad_weight) {
-  if (request.mixing())
-    *grad_weight += inner_product<A>(keys.rotated, own.rotated.col_range(0, keys.rotated.cols)) +
-                    inner_product<A>(keys.features, own.features);
-  if (request.gradients.key.wanted) {
-    add_scaled(sums.rotated, own_weight, own.rotated);
-    if constexpr (normalizes<L>) add_scaled(sums.features, own_weight, own.features);
-  }
-  if (request.gradients.value.wanted) add_scaled(sums.values, own_weight, own.values);
+/// Calls run(columns, matrix, first, slot) for all of the unit's part of dmix, a range of columns
+/// of every matrix at a time: its key blocks from `first` on.
+template <class L, class T, class Run>
+void for_each_mixing_range(const Unit<L, T>& unit, const ExecutorRef& loop, const Run& run) {
+  const Extents& e = unit.extents();
+  const Index most = matrix_gradient_cols(unit.keys.blocks);
+  loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index slot) {
+    const Index first = task * most;
+    const Index count = (std::min)(most, unit.keys.blocks - first);
+    for (Index matrix = 0; matrix < e.matrices; ++matrix)
+      run({unit.memory.grad_mixing.row(matrix) + first, unit.queries.blocks, count, e.key_blocks},
+          matrix, first, slot);
+  });
 }
 
+/// dS of a key block, transposed and not, and dz.
+template <class A, class Summary>
+struct BlockGradient {
+  Summary transposed;
+  Summary not_transposed;
+  Span<A> key_sum;
+};
+
 /// What one tile of query head g contributes: dS~_i, dz~_i or C, and dq if it is complete.
-template <class By>
+template <class By, class L = typename By::Variant, class A = typename By::A>
 void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) {
-  using L = typename By::Variant;
-  using A = typename By::A;
   const auto& unit = by.unit;
   const auto& request = by.request;
   const Extents& e = unit.extents();
   const TokenTile& tile = at.tile();
-  const auto queries = unit.query_rows(g, unit.operands.q);
-  const auto grad_outputs = unit.query_rows(g, request.dy);
-  const auto results = unit.query_rows(g, request.gradients.query.view);
   const FeaturePanels<A> q = pack_query_tile(unit, g, tile, at.scratch);
   const Span<const A> denominators = tile_denominators(unit, at, g, q.features);
   const Panel<const A> u =
@@ -189,9 +182,11 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
   const auto heads = unit.plan.heads_of(at.matrix);
   const bool first = at.part() == 0 && g == heads.first;
   const bool last = at.part() + 1 == at.parts() && g + 1 == heads.last;
-  Prefetch now = prefetch_tile(unit.queries, at.index, {results});
-  Prefetch next = prefetch_tile(unit.queries, at.index + 1, {queries, grad_outputs});
-  by.prefetch(at, now, next);
+  Prefetch now =
+      prefetch_tile(unit.queries, at.index, {unit.query_rows(g, request.gradients.query.view)});
+  Prefetch next =
+      prefetch_tile(unit.queries, at.index + 1,
+                    {unit.query_rows(g, unit.operands.q), unit.query_rows(g, request.dy)});
   if (request.mixed_summaries()) by.add_summary_gradient(at, q.rotated, u, first, last, &next);
   if constexpr (keeps_denominators<L>)
     copy_row(tile_offsets(e, unit.memory.denominators, g, at.block, tile).data, denominators.data,
@@ -203,13 +198,14 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
     Span<A> c{at.scratch.grad_denominators.data, tile.tokens};
     if constexpr (mixes_products<L> || keeps_denominators<L>)
       c = tile_offsets(e, unit.memory.grad_denominators, g, at.block, tile);
-    by.denominator_gradient(at, q.rotated, u, denominators, total.rotated, c);
+    denominator_gradient<A>(q.rotated, total.rotated, denominators, c);
     if constexpr (mixes_products<L>) return;  // dq waits for dR
 
     const Into into = first ? Into::overwrite : Into::add;
+    if constexpr (requires { by.centers; })
+      by.add_center_gradients(at, q.features, u, denominators, c, into);
     if (request.mixed_summaries())
       weighted_row_sum<A>(mixed_gradients(unit, at.matrix).key_sum(at.block), q.features, c, into);
-    by.add_mean_gradient(at, q.features, u, into);
     total.weights = c;
     total.unrotated = every_row(at.mixed.key_sum(at.block));
     if (is_causal_within_block<L>) total.unrotated = at.own.key_sums.placed();
@@ -228,24 +224,32 @@ void read_out_unit_gradient(const By& by, const ExecutorRef& loop, const After& 
       [&](const typename By::Tile& at, Index g) { read_out_tile_gradient(by, at, g); }, after);
 }
 
+/// Where a tile's gradients are summed. Products in pairs write whole columns.
+template <class L, class T, class A>
+KeyGradients<A> gradient_panels(const Unit<L, T>& unit, const TilePanels<A>& in, Index tokens) {
+  const Extents& e = unit.extents();
+  return {{in.grad_features.data, tokens, e.feature_dim, whole_columns(e.feature_dim)},
+          panel(in.grad_unrotated.data, keeps_denominators<L> ? tokens : 0, e.feature_dim),
+          {in.grad_values.data, tokens, e.value_dim, whole_columns(e.value_dim)}};
+}
+
 /// What the queries of a key tile's own block send back to it (Causal): adds m_bb times that to the
 /// tile's gradients, and that of m_bb to dmix; then adds the tile's queries to dP and w.
 /// Tiles are visited from last to first.
-template <class By>
+template <class By, class L = typename By::Variant, class A = typename By::A>
 void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
-  using L = typename By::Variant;
-  using A = typename By::A;
   const auto& unit = by.unit;
   const auto& request = by.request;
   const Extents& e = unit.extents();
   const SlotScratch<A>& scratch = k.scratch;
-  const KeyGradients<A> own = by.own_gradients(k);
+  const KeyGradients<A> own = gradient_panels(unit, scratch.own, k.tile.tokens);
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
-    if (k.last) {  // no later tile has contributed to dP
+    const Panel<A> later = scratch.own.grad_summary(e, matrix);
+    if (k.last) {  // no later tile has contributed to it
       set_zero(own.rotated);
       set_zero(own.values);
     } else {
-      by.take_later_gradients(k, matrix, own);
+      by.take_later_gradients(k, later, own);
     }
     set_zero(own.features);
 
@@ -257,7 +261,7 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
         denominators = tile_offsets(e, unit.memory.denominators, g, k.block, k.tile);
       const Panel<const A> u =
           pack_grad_numerators(unit, g, request.dy, k.tile, denominators, scratch);
-      by.add_own_queries(k, matrix, q.rotated, u, own, k.last && g == heads.first);
+      by.add_own_queries(k, later, q.rotated, u, own, k.last && g == heads.first);
       if (normalizes<L> && request.own_keys())
         add_weighted_rows<A>(own.features,
                              tile_offsets(e, unit.memory.grad_denominators, g, k.block, k.tile),
@@ -271,41 +275,45 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
         copy_row(own.features.row(t), running, e.feature_dim);
       }
     }
-    add_own_gradients(request, unit.own_weight(matrix, k.block), k.features, own, k.gradients,
-                      request.mixing()
-                          ? unit.memory.grad_mixing.row(matrix) + unit.plan.own_entry(k.block)
-                          : nullptr);
+    if (request.mixing())
+      unit.memory.grad_mixing.row(matrix)[unit.plan.own_entry(k.block)] +=
+          inner_product<A>(k.features.rotated, own.rotated) +
+          inner_product<A>(k.features.features, own.features);
+    const A own_weight = unit.own_weight(matrix, k.block);
+    if (request.gradients.key.wanted) {
+      add_scaled(k.gradients.rotated, own_weight, own.rotated);
+      if constexpr (normalizes<L>) add_scaled(k.gradients.features, own_weight, own.features);
+    }
+    if (request.gradients.value.wanted) add_scaled(k.gradients.values, own_weight, own.values);
   }
 }
 
 /// dk and dv of key block b of the unit, from its dS and dz; under Causal also m_bb's gradient.
-template <class By>
+template <class By, class L = typename By::Variant, class A = typename By::A>
 void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures& mixed,
-                              const SlotScratch<typename By::A>& scratch) {
-  using L = typename By::Variant;
-  using T = typename By::Scalar;
-  using A = typename By::A;
+                              const SlotScratch<A>& scratch) {
   const auto& unit = by.unit;
   const auto& request = by.request;
   const Extents& e = unit.extents();
-  const BlockTable& table = unit.keys.table;
   const BlockSpan& block = unit.keys[b];
-  const TokenRows<const T> keys = unit.key_rows(unit.operands.k);
-  const TokenRows<const T> values = unit.key_rows(unit.operands.v);
-  const TokenRows<T> key_results = unit.key_rows(request.gradients.key.view);
-  const TokenRows<T> value_results = unit.key_rows(request.gradients.value.view);
-  const bool values_in_one_step = !is_causal_within_block<L> &&
-                                  By::writes_in_place(value_results) &&
+  const auto keys = unit.key_rows(unit.operands.k);
+  const auto key_results = unit.key_rows(request.gradients.key.view);
+  const auto value_results = unit.key_rows(request.gradients.value.view);
+  const bool values_in_one_step = !is_causal_within_block<L> && By::stores_products &&
+                                  is_in_place<A>(value_results) &&
                                   request.update == Update::overwrite;
   const auto grad = by.block_gradient(mixed, b, scratch);
   std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, A(0));
   // In reverse: under Causal, later queries send gradients back to earlier keys.
   for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {
-    const auto k = by.pack_key_tile({b, table.tiles[t], t == block.first_tile,
-                                     t + 1 == block.first_tile + block.tiles, scratch});
+    const TokenTile& tile = unit.keys.table.tiles[t];
+    const auto k =
+        by.pack_key_tile({b, tile, t == block.first_tile, t + 1 == block.first_tile + block.tiles,
+                          scratch, gradient_panels(unit, scratch, tile.tokens)});
     Prefetch results = prefetch_tile(unit.keys, t, {value_results, key_results});
-    Prefetch next = prefetch_tile(unit.keys, t - 1, {keys, values});
-    by.prefetch(mixed, b, t - block.first_tile, block.tiles, results);
+    Prefetch next = prefetch_tile(unit.keys, t - 1, {keys, unit.key_rows(unit.operands.v)});
+    if constexpr (std::is_same_v<typename By::Mixtures, SummaryRows<A>>)
+      prefetch_summary(mixed, b + 1, t - block.first_tile, block.tiles, results);
     if (request.gradients.key.wanted) by.key_gradient(k, grad, &results);
     if (request.gradients.value.wanted)
       by.value_gradient(k, grad, values_in_one_step ? &value_results : nullptr, &next);
@@ -315,20 +323,21 @@ void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures
       add_own_tile_gradient(by, k);
     }
     if (request.gradients.value.wanted && !values_in_one_step)
-      scatter<T, A>(table, k.tile, k.gradients.values.col_range(0, e.value_dim), {}, value_results,
-                    request.update);
-    FeatureGradients<A> total{k.gradients.rotated.col_range(0, e.feature_dim)};
+      scatter<typename By::Scalar, A>(unit.keys.table, tile, k.gradients.values, {}, value_results,
+                                      request.update);
+    FeatureGradients<A> total{k.gradients.rotated};
     if (normalizes<L>)
       total.unrotated =
           is_causal_within_block<L> ? k.gradients.features.placed() : every_row(grad.key_sum);
-    unpack_key_gradient(unit, request, k.tile, total, scratch.row);
+    if (request.gradients.key.wanted)
+      unpack_feature_gradient(key_features_of(unit, tile), keys, total, key_results, request.update,
+                              scratch.row);
   }
 }
 
 /// dk and dv of every key block of the unit; under Causal also the diagonal of dmix.
-template <class By>
+template <class By, class Mixtures = typename By::Mixtures>
 void summarize_unit_gradient(const By& by, const ExecutorRef& loop) {
-  using Mixtures = typename By::Mixtures;
   const auto& unit = by.unit;
   const auto& plan = unit.plan;
   if constexpr (is_structured<typename By::Variant>) {
@@ -349,9 +358,8 @@ void summarize_unit_gradient(const By& by, const ExecutorRef& loop) {
 }
 
 /// All wanted gradients of one unit.
-template <class By>
+template <class By, class L = typename By::Variant>
 MHLA_ONCE_A_CALL void backward_unit(const By& by, const ExecutorRef& loop) {
-  using L = typename By::Variant;
   const auto& unit = by.unit;
   const auto& request = by.request;
   if constexpr (mixes_products<L>) mixed_products_of_unit(unit, loop);

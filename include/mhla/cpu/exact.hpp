@@ -9,9 +9,8 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// S_b and z_b of every key block.
-template <class L, class T>
+template <class L, class T, class A = Accumulator<T>>
 void summarize_unit(const Unit<L, T>& unit, const ExecutorRef& loop) {
-  using A = Accumulator<T>;
   const BlockTable& table = unit.keys.table;
   const TokenRows<const T> keys = unit.key_rows(unit.operands.k);
   const TokenRows<const T> values = unit.key_rows(unit.operands.v);
@@ -21,53 +20,13 @@ void summarize_unit(const Unit<L, T>& unit, const ExecutorRef& loop) {
     if (block.tiles == 0) set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
     for (Index i = 0; i < block.tiles; ++i) {
       const TokenTile& tile = table.tiles[block.first_tile + i];
-      const FeaturePanels<A> k = pack_key_tile(unit, tile, scratch);
+      const FeaturePanels<A> k = pack_key_tile(unit, tile, scratch, scratch.row);
       Prefetch next = prefetch_tile(unit.keys, block.first_tile + i + 1, {keys, values});
       prefetch_summary(unit.summaries, b + 1, i, block.tiles, next);
       summarize<A>(k.features, k.rotated, readable_rows<T, A>(table, tile, values, scratch.values),
                    unit.orientation(), unit.summaries.summary(b),
                    {unit.summaries.key_sum(b), scratch.key_sum_rest},
                    i == 0 ? Into::overwrite : Into::add, &next);
-    }
-  });
-}
-
-/// Adds the unit's part of dmix, [matrices, query blocks, key blocks].
-template <class L, class T>
-void mix_unit_matrix_gradient(const Unit<L, T>& unit, const ExecutorRef& loop) {
-  using A = Accumulator<T>;
-  const Plan<L, A>& plan = unit.plan;
-  const Extents& e = plan.extents;
-  const Index most = matrix_gradient_cols(unit.keys.blocks);
-  const MatrixRows rows{plan.problem.queries.first, unit.queries.blocks + unit.other_queries};
-  loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index slot) MHLA_ONCE_A_CALL {
-    const Index first = task * most;
-    const Index count = (std::min)(most, unit.keys.blocks - first);
-    const auto columns_of = [&](Index matrix) {
-      return Panel<A>{unit.memory.grad_mixing.row(matrix), unit.queries.blocks, unit.keys.blocks,
-                      e.key_blocks}
-          .col_range(first, count);
-    };
-    const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from, Index matrix) {
-      const Panel<A> blocks = from.row_range(first, count);
-      if constexpr (is_causal<L>) {
-        mix_past_matrix_gradient<A>(grad_mixed, rows, first, lag_of(sight_of<L>), blocks,
-                                    columns_of(matrix), plan.scratch[slot].triangle);
-      } else {
-        mix_matrix_gradient<A>(grad_mixed, blocks, columns_of(matrix), rows.all);
-      }
-    };
-    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
-      const SummaryRows<A> grad = mixed_gradients(unit, matrix);
-      add(grad.summaries, unit.summaries.summaries, matrix);
-      if constexpr (mixes_key_sums<L>) add(grad.key_sums, unit.summaries.key_sums, matrix);
-    }
-    if constexpr (mixes_products<L>) {
-      for (Index g = 0; g < e.group_size; ++g) {
-        multiply_right_transposed<A>(
-            columns_of(e.matrices == 1 ? 0 : g), head_offsets(e, unit.memory.grad_denominators, g),
-            head_offsets(e, unit.memory.products, g).row_range(first, count), Into::add);
-      }
     }
   });
 }
@@ -81,9 +40,7 @@ struct Forward {
   using A = Accumulator<T>;
   using Tile = QueryTile<A>;
   /// S~ and z~ of a group of query blocks, or dS and dz of one of key blocks.
-  struct Mixtures {
-    SummaryRows<A> rows;
-  };
+  using Mixtures = SummaryRows<A>;
 
   const Unit<L, T>& unit;
 
@@ -94,14 +51,12 @@ struct Forward {
   }
   Mixtures mix(Index matrix, const RowGroups& groups, Index group, const SlotScratch<A>& scratch,
                bool summaries_wanted) const {
-    return {mix_group(unit, matrix, groups, group, scratch, summaries_wanted)};
+    return mix_group(unit, matrix, groups, group, scratch, summaries_wanted);
   }
   /// S~ of a block.
   static Panel<A> summary(const Mixtures& mixed, Index block, const SlotScratch<A>&) {
-    return mixed.rows.summary(block);
+    return mixed.summary(block);
   }
-  static void begin_block(Index, Index, bool, const SlotScratch<A>&) {}
-  static void end_block(Index, Index) {}
 
   /// Packs a query tile's own values.
   void pack_own_tile(Tile& at) const {
@@ -131,21 +86,19 @@ struct Forward {
 
     const Span<A> inverses{at.scratch.inverses.data, denominators.size};
     const bool invertible = invert<A>(denominators, inverses);
-    if (!is_causal_within_block<L> && invertible && is_in_place_of_products<A>(results))
-      return multiply_into_rows<A>(in_place_of_products<A>(table, tile, results), q.rotated,
-                                   at.summary, inverses, &next);
-    const Panel<A> there =
-        denominators.size == 0 ? panel_in_place<A>(table, tile, results) : Panel<A>{};
-    const Panel<A> out = there.rows > 0
-                             ? there
-                             : panel(at.scratch.values.data, tile.tokens, unit.extents().value_dim);
     // The own block's contribution is added before the rows are scaled.
     const bool scaled = !is_causal_within_block<L> && invertible;
+    if (scaled && is_in_place_of_products<A>(results))
+      return multiply_into_rows<A>(in_place_of_products<A>(table, tile, results), q.rotated,
+                                   at.summary, inverses, &next);
+    Panel<A> out = denominators.size == 0 ? panel_in_place<A>(table, tile, results) : Panel<A>{};
+    const bool in_place = out.rows > 0;
+    if (!in_place) out = panel(at.scratch.values.data, tile.tokens, unit.extents().value_dim);
     multiply_into_rows<A>(out.placed(), q.rotated, at.summary, scaled ? inverses : Span<A>{},
                           &next);
     if constexpr (is_causal_within_block<L>)
       read_out_own_tile<A>(q.rotated, at.own.rotated, at.own.values, at.own.scores, out);
-    if (there.rows > 0) return;
+    if (in_place) return;
     if (!invertible) divide_rows<A>(out, denominators);
     scatter<T, A>(table, tile, out, invertible && !scaled ? inverses : Span<A>{}, results,
                   Update::overwrite);
@@ -158,29 +111,21 @@ struct Backward : Forward<L, T> {
   using typename Forward<L, T>::Mixtures;
   using typename Forward<L, T>::Tile;
   using OwnKeys = KeyTile<A>;
-  /// dS of a key block, transposed and not, and dz.
-  struct BlockGradient {
-    Panel<A> transposed;
-    Panel<A> not_transposed;
-    Span<A> key_sum;
-  };
+  using BlockGradient = cpu::BlockGradient<A, Panel<A>>;
+  static constexpr bool stores_products = std::is_same_v<T, A>;
 
   const BackwardRequest<L, T>& request;
   using Forward<L, T>::unit;
 
   /// A block without tokens sends nothing back.
-  void begin_block(Index matrix, Index i, bool empty, const SlotScratch<A>&) const {
-    if (!empty) return;
+  void clear_block(Index matrix, Index i, const SlotScratch<A>&) const {
     const SummaryRows<A> grad = mixed_gradients(unit, matrix);
     set_zero(grad.summary(i), grad.key_sum(i));
-  }
-  void prefetch(const Tile& at, Prefetch& now, Prefetch& next) const {
-    prefetch_summary(at.mixed, at.block + 1, at.part(), at.parts(), next);
-    prefetch_summary(mixed_gradients(unit, at.matrix), at.block + 1, at.part(), at.parts(), now);
   }
   /// dS~_i^T (+)= U^T Q^r
   void add_summary_gradient(const Tile& at, const Panel<A>& rotated, const Panel<const A>& u,
                             bool first, bool, Prefetch* prefetch) const {
+    prefetch_summary(at.mixed, at.block + 1, at.part(), at.parts(), *prefetch);
     multiply_left_transposed<A>(mixed_gradients(unit, at.matrix).summary(at.block), u, rotated,
                                 first ? Into::overwrite : Into::add, prefetch);
   }
@@ -189,6 +134,8 @@ struct Backward : Forward<L, T> {
                           Prefetch* prefetch) const {
     Panel<A> grad = panel(at.scratch.grad_features.data, u.rows, unit.extents().feature_dim);
     if constexpr (mixes_products<L>) grad = waiting_query_features(unit, g, at.block, at.tile());
+    prefetch_summary(mixed_gradients(unit, at.matrix), at.block + 1, at.part(), at.parts(),
+                     *prefetch);
     multiply_into_rows<A>(grad.placed(), u, at.summary, {}, prefetch);
     if constexpr (is_causal_within_block<L>) {  // tril(U V^T) (m_ii K^r)
       multiply_right_transposed<A>(at.own.scores, at.own.values, u);
@@ -196,59 +143,64 @@ struct Backward : Forward<L, T> {
     }
     return grad;
   }
-  void denominator_gradient(const Tile&, const Panel<A>& rotated, const Panel<const A>&,
-                            Span<const A> denominators, const Panel<A>& grad_rotated,
-                            Span<A> c) const {
-    cpu::denominator_gradient<A>(rotated, grad_rotated, denominators, c);
-  }
-  static void add_mean_gradient(const Tile&, const Panel<A>&, const Panel<const A>&, Into) {}
 
-  void add_mixing_gradient(const ExecutorRef& loop) const { mix_unit_matrix_gradient(unit, loop); }
+  /// Adds the unit's part of dmix, [matrices, query blocks, key blocks].
+  void add_mixing_gradient(const ExecutorRef& loop) const {
+    const MatrixRows rows{unit.plan.problem.queries.first,
+                          unit.queries.blocks + unit.other_queries};
+    for_each_mixing_range(
+        unit, loop,
+        [&](const Panel<A>& columns, Index matrix, Index first, Index slot) MHLA_ONCE_A_CALL {
+          const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from) {
+            const Panel<A> blocks = from.row_range(first, columns.cols);
+            if constexpr (is_causal<L>) {
+              mix_past_matrix_gradient<A>(grad_mixed, rows, first, lag_of(sight_of<L>), blocks,
+                                          columns, unit.plan.scratch[slot].triangle);
+            } else {
+              mix_matrix_gradient<A>(grad_mixed, blocks, columns, rows.all);
+            }
+          };
+          const SummaryRows<A> grad = mixed_gradients(unit, matrix);
+          add(grad.summaries, unit.summaries.summaries);
+          if constexpr (mixes_key_sums<L>) add(grad.key_sums, unit.summaries.key_sums);
+          if constexpr (mixes_products<L>) {
+            const auto heads = unit.plan.heads_of(matrix);
+            for (Index g = heads.first; g < heads.last; ++g)
+              multiply_right_transposed<A>(
+                  columns, head_offsets(unit.extents(), unit.memory.grad_denominators, g),
+                  head_offsets(unit.extents(), unit.memory.products, g)
+                      .row_range(first, columns.cols),
+                  Into::add);
+          }
+        });
+  }
   /// dS and dz of a group of key blocks.
   Mixtures mix_back(const RowGroups& groups, Index group, const SlotScratch<A>& scratch) const {
-    return {mix_group_gradient(unit, request, groups, group, scratch)};
+    return mix_group_gradient(unit, request, groups, group, scratch);
   }
   BlockGradient block_gradient(const Mixtures& mixed, Index b,
                                const SlotScratch<A>& scratch) const {
     const Extents& e = unit.extents();
-    BlockGradient grad{mixed.rows.summary(b),
-                       panel(scratch.transposed.data, e.feature_dim, e.value_dim),
-                       mixed.rows.key_sum(b)};
+    BlockGradient grad{mixed.summary(b), panel(scratch.transposed.data, e.feature_dim, e.value_dim),
+                       mixed.key_sum(b)};
     if constexpr (mixes_products<L>)
       grad.key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
     if (request.gradients.value.wanted) transpose<A>(grad.not_transposed, grad.transposed);
     return grad;
   }
 
-  KeyGradients<A> gradient_panels(const TilePanels<A>& in, Index tokens) const {
-    const Extents& e = unit.extents();
-    return {panel(in.grad_features.data, tokens, e.feature_dim),
-            panel(in.grad_unrotated.data, keeps_denominators<L> ? tokens : 0, e.feature_dim),
-            panel(in.grad_values.data, tokens, e.value_dim)};
-  }
   /// Under Causal the tile's own queries meanwhile pass through the slot's panels.
   OwnKeys pack_key_tile(OwnKeys k) const {
-    const Extents& e = unit.extents();
-    const SlotScratch<A>& scratch = k.scratch;
-    const BlockTable& table = unit.keys.table;
-    const TilePanels<A>& usual = scratch;
-    const TilePanels<A>& panels = is_causal_within_block<L> ? scratch.own : usual;
-    k.features = feature_panels<L, A>(panels, k.tile.tokens, e.feature_dim);
+    const TilePanels<A>& usual = k.scratch;
+    const TilePanels<A>& panels = is_causal_within_block<L> ? k.scratch.own : usual;
+    k.features = cpu::pack_key_tile(unit, k.tile, panels, k.scratch.row);
     k.keys = k.features.rotated;
-    k.values = readable_panel<T>(table, k.tile, unit.key_rows(unit.operands.v), panels.values);
-    k.gradients = gradient_panels(scratch, k.tile.tokens);
-    pack_features(key_features_of(unit, k.tile), unit.key_rows(unit.operands.k), k.features,
-                  scratch.row);
+    k.values =
+        readable_panel<T>(unit.keys.table, k.tile, unit.key_rows(unit.operands.v), panels.values);
     return k;
-  }
-  static void prefetch(const Mixtures& mixed, Index b, Index part, Index parts, Prefetch& next) {
-    prefetch_summary(mixed.rows, b + 1, part, parts, next);
   }
   void key_gradient(const OwnKeys& k, const BlockGradient& grad, Prefetch* prefetch) const {
     multiply_into_rows<A>(k.gradients.rotated.placed(), k.values, grad.transposed, {}, prefetch);
-  }
-  static bool writes_in_place(const TokenRows<T>& results) {
-    return is_in_place_of_products<A>(results);
   }
   /// In the tensor itself if `in_place`.
   void value_gradient(const OwnKeys& k, const BlockGradient& grad, const TokenRows<T>* in_place,
@@ -260,21 +212,12 @@ struct Backward : Forward<L, T> {
   }
 
   // Of the tile's own block, under Causal:
-  KeyGradients<A> own_gradients(const OwnKeys& k) const {
-    return gradient_panels(k.scratch.own, k.tile.tokens);
-  }
-  /// dP^T of one matrix: what later tiles have left.
-  Panel<A> grad_running(const OwnKeys& k, Index matrix) const {
-    const Extents& e = unit.extents();
-    return panel(k.scratch.own.grad_summaries.data + matrix * e.summary_size(), e.value_dim,
-                 e.feature_dim);
-  }
-  void take_later_gradients(const OwnKeys& k, Index matrix, const KeyGradients<A>& own) const {
-    const Panel<A> later = grad_running(k, matrix);
+  void take_later_gradients(const OwnKeys& k, const Panel<A>& later,
+                            const KeyGradients<A>& own) const {
     if (request.own_keys()) multiply_into_rows<A>(own.rotated.placed(), k.values, later);
     if (request.gradients.value.wanted) multiply_right_transposed<A>(own.values, k.keys, later);
   }
-  void add_own_queries(const OwnKeys& k, Index matrix, const Panel<A>& rotated,
+  void add_own_queries(const OwnKeys& k, const Panel<A>& later, const Panel<A>& rotated,
                        const Panel<const A>& u, const KeyGradients<A>& own, bool starts) const {
     const Panel<A> scores = panel(k.scratch.own.scores.data, u.rows, u.rows);
     if (request.own_keys()) {  // tril(U V^T)^T Q^r
@@ -286,8 +229,7 @@ struct Backward : Forward<L, T> {
       multiply_lower_transposed<A>(own.values, scores, u, Into::add);
     }
     if (!k.first)  // an earlier tile needs it
-      multiply_left_transposed<A>(grad_running(k, matrix), u, rotated,
-                                  starts ? Into::overwrite : Into::add);
+      multiply_left_transposed<A>(later, u, rotated, starts ? Into::overwrite : Into::add);
   }
 };
 

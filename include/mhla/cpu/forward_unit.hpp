@@ -20,9 +20,8 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// R and den of every query head of the unit (MixedProduct).
-template <class L, class T>
+template <class L, class T, class A = Accumulator<T>>
 void mixed_products_of_unit(const Unit<L, T>& unit, const ExecutorRef& loop) {
-  using A = Accumulator<T>;
   const Extents& e = unit.extents();
   loop.parallel_for(e.group_size * unit.queries.blocks, [&](Index task, Index slot) {
     const Index g = task / unit.queries.blocks;
@@ -65,9 +64,8 @@ MHLA_ONCE_A_CALL SummaryRows<A> mix_group(const Unit<L, T>& unit, Index matrix,
 }
 
 /// Calls run(at, g) for every tile of a query block and every query head g of one matrix.
-template <class By, class Run>
+template <class By, class Run, class L = typename By::Variant>
 void for_each_tile_of_block(const By& by, bool own_wanted, typename By::Tile at, const Run& run) {
-  using L = typename By::Variant;
   const Index end = at.index + at.parts();
   const auto heads = by.unit.plan.heads_of(at.matrix);
   for (Index tile = at.index; tile < end; ++tile) {
@@ -84,27 +82,26 @@ void for_each_tile_of_block(const By& by, bool own_wanted, typename By::Tile at,
 
 /// Calls run(at, g) for every tile of the unit's query blocks and every query head g. S~ is mixed
 /// only if it is needed. A structured mixing takes one matrix after the other, `after(matrix)` it.
-template <class By, class Run, class After>
+template <class By, class Run, class After, class Mixtures = typename By::Mixtures>
 MHLA_ONCE_A_CALL void for_each_query_tile(const By& by, bool summaries_wanted,
                                           const ExecutorRef& loop, const Run& run,
                                           const After& after) {
-  using L = typename By::Variant;
-  using Mixtures = typename By::Mixtures;
   const auto& unit = by.unit;
   const auto& plan = by.unit.plan;
   const auto run_group = [&](const RowGroups& groups, Index group, Index matrix,
                              const Mixtures& mixed, const auto& scratch) MHLA_ONCE_A_CALL {
     for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
       const BlockSpan& block = unit.queries[i];
-      by.begin_block(matrix, i, block.tiles == 0, scratch);
+      if constexpr (requires { by.request; })
+        if (block.tiles == 0) by.clear_block(matrix, i, scratch);
       for_each_tile_of_block(by, summaries_wanted,
-                             {matrix, i, unit.queries, block.first_tile, mixed.rows, scratch,
+                             {matrix, i, unit.queries, block.first_tile, mixed, scratch,
                               by.summary(mixed, i, scratch)},
                              run);
-      by.end_block(matrix, i);
+      if constexpr (requires { by.end_block(matrix, i); }) by.end_block(matrix, i);
     }
   };
-  if constexpr (is_structured<L>) {
+  if constexpr (is_structured<typename By::Variant>) {
     const RowGroups blocks(unit.queries.blocks, 1);
     for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
       const Mixtures mixed{mix_unit(unit, matrix, loop, summaries_wanted)};

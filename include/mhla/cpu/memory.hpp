@@ -42,9 +42,9 @@ struct TilePanels {
   Span<A> features;        // [tile tokens, feature_dim]: phi
   Span<A> rotated;         // the same, rotated; `features` itself without a rotation
   Span<A> values;          // [tile tokens, value_dim]: v, or numerators and y, or dy and U
-  Span<A> grad_features;   // [tile tokens, feature_dim]: of the rotated features
+  Span<A> grad_features;   // [tile tokens, whole columns]: of the rotated features
   Span<A> grad_unrotated;  // [tile tokens, feature_dim]: of the normalizer's, under Causal
-  Span<A> grad_values;     // [tile tokens, value_dim]
+  Span<A> grad_values;     // [tile tokens, whole columns]
 
   TilePanels() = default;
   MHLA_ONCE_A_CALL TilePanels(Arena& arena, const Extents& e, const Needs& needs) {
@@ -52,9 +52,9 @@ struct TilePanels {
     rotated = needs.rotates ? arena.take<A>(features.size) : features;
     values = arena.take<A>(checked_mul(e.tile_tokens, e.value_dim));
     if (!needs.is_backward) return;
-    grad_features = arena.take<A>(features.size);
+    grad_features = arena.take<A>(checked_mul(e.tile_tokens, whole_columns(e.feature_dim)));
     grad_unrotated = arena.take<A>(needs.normalizer() && needs.own_tiles ? features.size : 0);
-    grad_values = arena.take<A>(values.size);
+    grad_values = arena.take<A>(checked_mul(e.tile_tokens, whole_columns(e.value_dim)));
   }
 };
 
@@ -63,7 +63,7 @@ template <class A>
 struct OwnTileScratch : TilePanels<A> {
   Span<A> key_sums;        // [tile tokens, feature_dim]: p_t
   Span<A> scores;          // [tile tokens, tile tokens]
-  Span<A> grad_summaries;  // [matrices, value_dim, feature_dim]: dP^T
+  Span<A> grad_summaries;  // [matrices, whole pairs of values, whole columns]: dP^T
   Span<A> grad_running;    // [matrices, feature_dim]: w
 
   OwnTileScratch() = default;
@@ -73,8 +73,16 @@ struct OwnTileScratch : TilePanels<A> {
     key_sums = arena.take<A>(needs.normalizer() ? this->features.size : 0);
     scores = arena.take<A>(checked_mul(e.tile_tokens, e.tile_tokens));
     if (!needs.is_backward) return;
-    grad_summaries = arena.take<A>(checked_mul(e.matrices, e.summary_size()));
+    const Index size = checked_mul(2 * pairs_of(e.value_dim), whole_columns(e.feature_dim));
+    grad_summaries = arena.take<A>(checked_mul(e.matrices, size));
     grad_running = arena.take<A>(needs.normalizer() ? checked_mul(e.matrices, e.feature_dim) : 0);
+  }
+
+  /// dP^T of one matrix: what later tiles have left.
+  Panel<A> grad_summary(const Extents& e, Index matrix) const {
+    const Index stride = whole_columns(e.feature_dim);
+    A* const data = grad_summaries.data + matrix * 2 * pairs_of(e.value_dim) * stride;
+    return {data, e.value_dim, e.feature_dim, stride};
   }
 };
 

@@ -101,9 +101,10 @@ class StageRun {
         copy_sums(mixed_gradients(unit, matrix).row_range(0, unit.queries.blocks),
                   sums_of(unit, call.left.mixtures, matrix));
       };
-      read_out_unit_gradient(exact::Backward<L, T>{{unit}, request}, loop, hand_over);
+      const exact::Backward<L, T> by{{unit}, request};
+      read_out_unit_gradient(by, loop, hand_over);
       if constexpr (!recurs) {
-        if (request.mixing()) mix_unit_matrix_gradient(unit, loop);
+        if (request.mixing()) by.add_mixing_gradient(loop);
         for (Index matrix = 0; matrix < unit.extents().matrices; ++matrix) hand_over(matrix);
       }
       if constexpr (keeps_denominators<L>) copy_denominators(unit, call.left.denominators);
@@ -131,7 +132,7 @@ class StageRun {
       if constexpr (keeps_denominators<L>) copy_denominators(unit, call.denominators);
       const SummaryRows<A> grad = sums_of(unit, call.summary_gradients);
       loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
-        summarize_block_gradient(exact::Backward<L, T>{{unit}, request}, b, {grad},
+        summarize_block_gradient(exact::Backward<L, T>{{unit}, request}, b, grad,
                                  unit.plan.scratch[slot]);
       });
     };

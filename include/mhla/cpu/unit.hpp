@@ -122,7 +122,7 @@ FeaturePanels<A> feature_panels(const TilePanels<A>& in, Index tokens, Index fea
           panel(in.rotated.data, tokens, feature_dim)};
 }
 
-/// Packs a tile of query head g, or of keys.
+/// Packs a tile of query head g, or of keys, into panels `in`.
 template <class L, class T, class A>
 FeaturePanels<A> pack_query_tile(const Unit<L, T>& unit, Index g, const TokenTile& tile,
                                  const SlotScratch<A>& scratch) {
@@ -133,9 +133,9 @@ FeaturePanels<A> pack_query_tile(const Unit<L, T>& unit, Index g, const TokenTil
 }
 template <class L, class T, class A>
 FeaturePanels<A> pack_key_tile(const Unit<L, T>& unit, const TokenTile& tile,
-                               const SlotScratch<A>& scratch) {
-  const auto panels = feature_panels<L, A>(scratch, tile.tokens, unit.extents().feature_dim);
-  pack_features(key_features_of(unit, tile), unit.key_rows(unit.operands.k), panels, scratch.row);
+                               const TilePanels<A>& in, const RowBuffers<A>& row) {
+  const auto panels = feature_panels<L, A>(in, tile.tokens, unit.extents().feature_dim);
+  pack_features(key_features_of(unit, tile), unit.key_rows(unit.operands.k), panels, row);
   return panels;
 }
 
@@ -251,10 +251,10 @@ struct KeyTile {
   bool first;  // of its block
   bool last;
   const SlotScratch<A>& scratch;
+  KeyGradients<A> gradients;
   FeaturePanels<A> features{};  // phi(k), and the same rotated; in pairs under Causal alone
   Packed keys{};                // phi(k), rotated
   Packed values{};              // v
-  KeyGradients<A> gradients{};
 };
 
 /// The tokens of one (batch, head) of a tensor as memory, whatever their type.

@@ -15,16 +15,10 @@ namespace cpu::pairs {
 template <class L>
 void take_up_summaries(const Unit<L, BFloat16>& unit, const float* saved, const ExecutorRef& loop) {
   const Extents& e = unit.extents();
-  const PairedSummaries summaries = paired_summaries(unit);
-  loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
-    summaries.clear_end(2 * pair);
-    for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b) {
-      const Panel<float> sums =
-          whole_panel(unit.plan.scratch[slot].pairs.summary.data, e.value_dim, e.feature_dim);
-      transpose(sums, panel(saved + b * e.summary_stride(), e.feature_dim, e.value_dim));
-      finish(summaries.half(b), sums);
-    }
-    if constexpr (is_causal<L>) summaries.note_finite(2 * pair);
+  for_each_key_block(unit, loop, [&](Index b, const SlotScratch<float>& scratch) {
+    const Panel<float> sums = unit.plan.summary_shape().sums(scratch.pairs.summary);
+    transpose(sums, panel(saved + b * e.summary_stride(), e.feature_dim, e.value_dim));
+    finish(paired_summaries(unit).half(b), sums);
   });
 }
 
@@ -37,81 +31,13 @@ PairedSummaries paired_gradients(const Unit<L, BFloat16>& unit, Index matrix) {
           unit.queries.blocks, shape};
 }
 
-/// <U_t, mu> epsilon / den_t: what the gradient of den_t has beside that of centered values.
-inline void add_center_gradient(const Centers& centers, float epsilon, const Panel<const float>& u,
-                                Span<const float> denominators, Span<float> gradient) {
-  constexpr float least = 1e-7f;  // of den, that shows in a float
-  for (Index t = 0; t < u.rows; ++t)
-    if (denominators[t] != 0 && (std::abs)(epsilon) > least * (std::abs)(denominators[t]))
-      gradient[t] +=
-          epsilon / denominators[t] *
-          inner_product<float>(u.row_range(t, 1), {centers.value.data, 1, u.cols, u.cols});
-}
-
-/// Adds the unit's part of dmix, [matrices, query blocks, key blocks].
-template <class L>
-void mix_unit_matrix_gradient(const Unit<L, BFloat16>& unit, const Centers* centers,
-                              const ExecutorRef& loop) {
-  const Extents& e = unit.extents();
-  const Index most = matrix_gradient_cols(unit.keys.blocks);
-  loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index) {
-    const Index first = task * most;
-    const Index count = (std::min)(most, unit.keys.blocks - first);
-    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
-      const Panel<float> result{unit.memory.grad_mixing.row(matrix), unit.queries.blocks,
-                                unit.keys.blocks, e.key_blocks};
-      mix_matrix_gradient(paired_gradients(unit, matrix), paired_summaries(unit), first, count,
-                          !is_causal<L>, lag_of(sight_of<L>), result);
-      if constexpr (normalizes<L>) {
-        const auto add = [&](const Panel<float>& grad, const Panel<float>& from) {
-          cpu::mix_matrix_gradient<float>(grad, from.row_range(first, count),
-                                          result.col_range(first, count), grad.rows);
-        };
-        add(mixed_gradients(unit, matrix).key_sums, unit.summaries.key_sums);
-        if (centers != nullptr)
-          add(centers->gradients.row_range(matrix * e.query_blocks, unit.queries.blocks),
-              centers->sums(unit.keys.blocks));
-      }
-    }
-  });
-}
-
-/// dS^T of a group of key blocks, in the scratch of a slot.
-template <class L>
-MixedSummaries mix_group_gradient(const Unit<L, BFloat16>& unit, const RowGroups& groups,
-                                  Index group, const PairScratch& scratch) {
-  const Plan<L, float>& plan = unit.plan;
-  const Extents& e = plan.extents;
-  const Index first = groups.begin(group);
-  const Index rows = groups.size(group);
-  const MixedSummaries grad{scratch.mixed.data, rows, plan.summary_shape()};
-  if (e.matrices == 0)  // no query head reads this kv head
-    std::fill_n(grad.data, rows * MixedSummaries::stride(grad.shape), Pair{0});
-  if (e.matrices == 0) return grad;
-  const auto terms_of = [&](Index index) {
-    const RoundedRows& mixing = plan.rounded.keys;
-    const Index matrix = index / plan.rounded.parts;
-    const Index of_unit = unit.matrix_of(matrix);
-    return MixingTerms{
-        mixing.of(index % plan.rounded.parts, of_unit, first, rows, unit.queries.blocks),
-        paired_gradients(unit, matrix), mixing.scales_of(of_unit, first)};
-  };
-  mix(grad, e.matrices * plan.rounded.parts, terms_of,
-      MixedBlocks{!is_causal<L>, {first + lag_of(sight_of<L>), true}}, scratch.mixed_sums);
-  return grad;
-}
-
 template <class L>
 struct Backward : Forward<L> {
   using typename Forward<L>::Mixtures;
   using typename Forward<L>::Tile;
   using OwnKeys = KeyTile<float, PairedRows>;
-  /// dS of a key block, transposed and not, and dz.
-  struct BlockGradient {
-    VnniPanel transposed;
-    VnniPanel not_transposed;
-    Span<float> key_sum;
-  };
+  using BlockGradient = cpu::BlockGradient<float, VnniPanel>;
+  static constexpr bool stores_products = true;
 
   const BackwardRequest<L, BFloat16>& request;
   const Centers* centers;  // of the unit, if its summaries lack them
@@ -120,58 +46,49 @@ struct Backward : Forward<L> {
 
   /// The row of query block i in what has a row for every matrix and query block.
   Index row_of(Index matrix, Index i) const { return matrix * unit.extents().query_blocks + i; }
+  Panel<float> summary_gradient(const SlotScratch<float>& scratch) const {
+    return unit.plan.summary_shape().sums(scratch.pairs.summary_gradient);
+  }
+  VnniPanel turned(const PairPanels& in) const {
+    return pair_panel(in.turned.data, unit.extents().feature_dim, unit.extents().value_dim);
+  }
 
-  void begin_block(Index matrix, Index i, bool empty, const SlotScratch<float>& scratch) const {
-    const Extents& e = unit.extents();
-    if (mixes_in_float()) {
-      const SummaryRows<float> grad = mixed_gradients(unit, matrix);
-      if (empty) set_zero(grad.summary(i), grad.key_sum(i));
-      return;
-    }
-    const PairedSummaries grad = paired_gradients(unit, matrix);
-    if (i % 2 == 0) grad.clear_end(i);
-    if (!empty) return;
-    const Panel<float> nothing =
-        whole_panel(scratch.pairs.summary_gradient.data, e.value_dim, e.feature_dim);
-    set_zero(nothing, mixed_gradients(unit, matrix).key_sum(i));
+  /// A block without tokens sends nothing back.
+  void clear_block(Index matrix, Index i, const SlotScratch<float>& scratch) const {
+    const SummaryRows<float> grad = mixed_gradients(unit, matrix);
+    const Panel<float> sums = mixes_in_float() ? grad.summary(i) : summary_gradient(scratch);
+    set_zero(sums, grad.key_sum(i));
     if (centers != nullptr) set_zero(centers->gradients.row_range(row_of(matrix, i), 1));
-    finish(grad.half(i), nothing);
+    if (!mixes_in_float()) finish(paired_gradients(unit, matrix).half(i), sums);
   }
   void end_block(Index matrix, Index i) const {
-    if constexpr (is_causal<L>)
-      if (!mixes_in_float() && (i % 2 == 1 || i + 1 == unit.queries.blocks))
-        paired_gradients(unit, matrix).note_finite(i);
+    if (mixes_in_float() || (i % 2 == 0 && i + 1 < unit.queries.blocks)) return;
+    paired_gradients(unit, matrix).complete(i, is_causal<L>);
   }
 
   /// Packs a query tile's own keys and values: v, its transpose, and m_ii phi(k).
   void pack_own_tile(Tile& at) const {
     const SlotScratch<float>& scratch = at.scratch;
     const TokenTile& tile = at.tile();
-    pair_tokens(at.own.rotated, scratch.pairs.own_keys);
-    pack_values(unit, unit.queries, tile, scratch, scratch.pairs.own_values);
+    pair_tokens(at.own.rotated, scratch.pairs.own.features);
+    pack_values(unit, unit.queries, tile, scratch, scratch.pairs.own.values);
     transposed(pack_value_rows(unit, unit.queries, tile, scratch, scratch.pairs.value_rows),
                scratch.pairs.columns);
   }
   void absorb_own_tile(Tile& at) const {
-    const Extents& e = unit.extents();
-    const PairScratch& scratch = at.scratch.pairs;
+    const PairPanels& own = at.scratch.pairs.own;
     const Index tokens = at.tile().tokens;
-    at.summary = absorb(pair_panel(scratch.own_values.data, tokens, e.value_dim),
-                        pair_panel(scratch.own_keys.data, tokens, e.feature_dim), at.summary,
-                        at.part() == 0, scratch);
+    this->absorb(pair_panel(own.values.data, tokens, unit.extents().value_dim),
+                 pair_panel(own.features.data, tokens, unit.extents().feature_dim), at);
   }
 
-  static void prefetch(const Tile&, Prefetch&, Prefetch&) {}
   /// dS~_i^T (+)= U^T Q^r
   void add_summary_gradient(const Tile& at, const Panel<float>& rotated,
                             const Panel<const float>& u, bool first, bool last,
                             Prefetch* prefetch) const {
-    const Extents& e = unit.extents();
-    const PairScratch& scratch = at.scratch.pairs;
-    const Panel<float> sums =
-        whole_panel(scratch.summary_gradient.data, e.value_dim, e.feature_dim);
-    const LeftFactor a = pair_tokens(u, scratch.values).transposed();
-    const VnniPanel b = pair_tokens(rotated, scratch.features);
+    const Panel<float> sums = summary_gradient(at.scratch);
+    const LeftFactor a = pair_tokens(u, at.scratch.pairs.values).transposed();
+    const VnniPanel b = pair_tokens(rotated, at.scratch.pairs.features);
     if (last && !mixes_in_float())  // only this step rounds
       return multiply(
           paired_gradients(unit, at.matrix).half(at.block, first ? Panel<float>{} : sums), a, b,
@@ -192,46 +109,64 @@ struct Backward : Forward<L> {
     if constexpr (is_causal_within_block<L>) {
       const PairedRows scores = multiply_scores(
           scratch.scores, u_rows, pair_panel(scratch.columns.data, e.value_dim, u.rows));
-      add_triangle(sums, scores, pair_panel(scratch.own_keys.data, u.rows, e.feature_dim), {1});
+      add_triangle(sums, scores, pair_panel(scratch.own.features.data, u.rows, e.feature_dim), {1});
     }
-    return sums.col_range(0, e.feature_dim);
-  }
-  /// Completes dQ^r before c is taken from it.
-  void denominator_gradient(const Tile& at, const Panel<float>& rotated,
-                            const Panel<const float>& u, Span<const float> denominators,
-                            const Panel<float>& grad_rotated, Span<float> c) const {
+    const Panel<float> grad = sums.col_range(0, e.feature_dim);
     if (centers != nullptr)
       add_mixed_values(*centers, {centers->mixed.row(row_of(at.matrix, at.block)), u.cols}, u,
-                       {at.scratch.inverses.data, u.rows}, grad_rotated);
-    cpu::denominator_gradient<float>(rotated, grad_rotated, denominators, c);
-    if (centers != nullptr)
-      add_center_gradient(*centers, static_cast<float>(unit.operands.variant.normalizer.epsilon), u,
-                          denominators, c);
+                       {at.scratch.inverses.data, u.rows}, grad);
+    return grad;
   }
-  /// p_i
-  void add_mean_gradient(const Tile& at, const Panel<float>& features, const Panel<const float>& u,
-                         Into into) const {
-    if (centers == nullptr || !request.mixing()) return;
+  /// Adds <U_t, mu> epsilon / den_t, what the gradient of den_t has beside that of centered values,
+  /// to c; and makes p_i.
+  void add_center_gradients(const Tile& at, const Panel<float>& features,
+                            const Panel<const float>& u, Span<const float> denominators,
+                            Span<float> c, Into into) const {
+    constexpr float least = 1e-7f;  // of den, that shows in a float
+    if (centers == nullptr) return;
+    const auto epsilon = static_cast<float>(unit.operands.variant.normalizer.epsilon);
+    const Panel<const float> mu{centers->value.data, 1, u.cols, u.cols};
+    for (Index t = 0; t < u.rows; ++t)
+      if (denominators[t] != 0 && (std::abs)(epsilon) > least * (std::abs)(denominators[t]))
+        c[t] += epsilon / denominators[t] * inner_product<float>(u.row_range(t, 1), mu);
+    if (!request.mixing()) return;
     const Span<float> weights{at.scratch.inverses.data, u.rows};
     row_products<float>(weights, features, Span<const float>(centers->feature));
     weighted_row_sum<float>({centers->gradients.row(row_of(at.matrix, at.block)), u.cols}, u,
                             weights, into);
   }
 
+  /// Adds the unit's part of dmix, [matrices, query blocks, key blocks].
   void add_mixing_gradient(const ExecutorRef& loop) const {
-    mix_unit_matrix_gradient(unit, centers, loop);
+    const Index lag = is_causal<L> ? lag_of(sight_of<L>) : -unit.keys.blocks;
+    for_each_mixing_range(
+        unit, loop, [&](const Panel<float>& columns, Index matrix, Index first, Index) {
+          mix_matrix_gradient(paired_gradients(unit, matrix), paired_summaries(unit), first, lag,
+                              columns);
+          if constexpr (normalizes<L>) {
+            const auto add = [&](const Panel<float>& grad, const Panel<float>& from) {
+              cpu::mix_matrix_gradient<float>(grad, from.row_range(first, columns.cols), columns,
+                                              grad.rows);
+            };
+            add(mixed_gradients(unit, matrix).key_sums, unit.summaries.key_sums);
+            if (centers != nullptr)
+              add(centers->gradients.row_range(row_of(matrix, 0), unit.queries.blocks),
+                  centers->sums(unit.keys.blocks));
+          }
+        });
   }
   /// dS and dz of a group of key blocks.
   Mixtures mix_back(const RowGroups& groups, Index group, const SlotScratch<float>& scratch) const {
     return {cpu::mix_group_gradient(unit, request, groups, group, scratch, false),
-            mix_group_gradient(unit, groups, group, scratch.pairs)};
+            mix_blocks(
+                unit, unit.plan.rounded.keys, {groups.begin(group), groups.size(group)},
+                {groups.begin(group) + lag_of(sight_of<L>), true}, 0, unit.extents().matrices,
+                [&](Index matrix) { return paired_gradients(unit, matrix); }, scratch.pairs)};
   }
   BlockGradient block_gradient(const Mixtures& mixed, Index b,
                                const SlotScratch<float>& scratch) const {
-    const Extents& e = unit.extents();
-    const BlockGradient grad{this->summary(mixed, b, scratch),
-                             pair_panel(scratch.pairs.turned.data, e.feature_dim, e.value_dim),
-                             mixed.rows.key_sum(b)};
+    const BlockGradient grad{this->summary(mixed, b, scratch), turned(scratch.pairs),
+                             mixed.key_sum(b)};
     if (request.gradients.value.wanted) turn(grad.not_transposed, grad.transposed);
     if (centers != nullptr && request.gradients.key.wanted)
       subtract_center(*centers, grad.transposed, grad.key_sum, scratch.pairs);
@@ -240,32 +175,25 @@ struct Backward : Forward<L> {
 
   /// Under Causal the tile's own queries meanwhile pass through the slot's panels.
   OwnKeys pack_key_tile(OwnKeys k) const {
-    const Extents& e = unit.extents();
-    const SlotScratch<float>& scratch = k.scratch;
-    const PairScratch& pairs = scratch.pairs;
-    const Index tokens = k.tile.tokens;
-    k.values = pack_value_rows(unit, unit.keys, k.tile, scratch,
-                               is_causal_within_block<L> ? pairs.key_value_rows : pairs.value_rows);
-    k.gradients = {whole_panel(pairs.tile.data, tokens, e.feature_dim),
-                   {},
-                   whole_panel(pairs.value_gradients.data, tokens, e.value_dim)};
-    if constexpr (is_causal_within_block<L>) {
-      const Panel<float> features = panel(scratch.own.rotated.data, tokens, e.feature_dim);
-      k.features = {features, features};
-      pack_features(key_features_of(unit, k.tile), unit.key_rows(unit.operands.k), k.features,
-                    scratch.row);
-      k.keys = pair_features(features, pairs.key_rows);
-    } else {
-      k.keys = pack_key_rows(unit, k.tile, scratch);
-    }
+    constexpr bool own = is_causal_within_block<L>;
+    const TilePanels<float>& usual = k.scratch;
+    const PairPanels& pairs = own ? k.scratch.pairs.own : k.scratch.pairs;
+    const TokenRows<const BFloat16> keys = unit.key_rows(unit.operands.k);
+    k.values = pack_value_rows(unit, unit.keys, k.tile, k.scratch, pairs.value_rows);
+    if constexpr (ElementwiseFeatureMap<typename L::FeatureMapType> && !own)
+      if (maps_into_pairs(unit, keys)) {
+        k.keys = paired_rows(pairs.feature_rows.data, k.tile.tokens, keys.dim);
+        map_pair_columns(unit.operands.variant.feature_map, 1.0f, k.keys,
+                         in_place(unit.keys.table, k.tile, keys), Span<const float>{},
+                         Span<float>{});
+        return k;
+      }
+    k.features = cpu::pack_key_tile(unit, k.tile, own ? k.scratch.own : usual, k.scratch.row);
+    k.keys = pair_features(k.features.rotated, pairs.feature_rows);
     return k;
   }
-  static void prefetch(const Mixtures&, Index, Index, Index, Prefetch&) {}
   void key_gradient(const OwnKeys& k, const BlockGradient& grad, Prefetch* prefetch) const {
     multiply(k.gradients.rotated, k.values, grad.transposed, Into::overwrite, prefetch);
-  }
-  static bool writes_in_place(const TokenRows<BFloat16>& results) {
-    return is_in_place<float>(results);
   }
   /// In the tensor itself if `tensor` is given.
   void value_gradient(const OwnKeys& k, const BlockGradient& grad,
@@ -277,33 +205,16 @@ struct Backward : Forward<L> {
   }
 
   // Of the tile's own block, under Causal:
-  KeyGradients<float> own_gradients(const OwnKeys& k) const {
-    const Extents& e = unit.extents();
+  void take_later_gradients(const OwnKeys& k, const Panel<float>& sums,
+                            const KeyGradients<float>& own) const {
     const PairScratch& pairs = k.scratch.pairs;
-    return {whole_panel(pairs.own_key_gradients.data, k.tile.tokens, e.feature_dim),
-            {},
-            whole_panel(pairs.own_value_gradients.data, k.tile.tokens, e.value_dim)};
-  }
-  /// dP^T of one matrix, of whole pairs of rows: what later tiles have left.
-  Panel<float> grad_running(const OwnKeys& k, Index matrix) const {
-    const Extents& e = unit.extents();
-    const Index rows = 2 * pairs_of(e.value_dim);
-    const Index cols = whole_columns(e.feature_dim);
-    return {k.scratch.pairs.own_gradients.data + matrix * rows * cols, rows, cols, cols};
-  }
-  void take_later_gradients(const OwnKeys& k, Index matrix, const KeyGradients<float>& own) const {
-    const Extents& e = unit.extents();
-    const PairScratch& pairs = k.scratch.pairs;
-    const Panel<float> sums = grad_running(k, matrix);
-    const Index half = sums.rows / 2;
-    const VnniPanel later = pair_panel(pairs.running.data, e.value_dim, e.feature_dim);
-    const VnniPanel turned = pair_panel(pairs.own_turned.data, e.feature_dim, e.value_dim);
-    pair_sums(later, sums.row_range(0, half), sums.row_range(half, half));
-    turn(turned, later);
+    const VnniPanel later = pair_panel(pairs.running.data, sums.rows, sums.cols);
+    pair_sums(later, sums, sums.row_range(later.pairs, later.pairs));
+    turn(turned(pairs.own), later);
     multiply(own.rotated, k.values, later, Into::overwrite);
-    multiply(own.values, k.keys, turned, Into::overwrite);
+    multiply(own.values, k.keys, turned(pairs.own), Into::overwrite);
   }
-  void add_own_queries(const OwnKeys& k, Index matrix, const Panel<float>& rotated,
+  void add_own_queries(const OwnKeys& k, const Panel<float>& later, const Panel<float>& rotated,
                        const Panel<const float>& u, const KeyGradients<float>& own,
                        bool starts) const {
     const PairScratch& pairs = k.scratch.pairs;
@@ -320,10 +231,8 @@ struct Backward : Forward<L> {
     if (request.gradients.value.wanted)
       add_triangle(own.values, scores_with(k.keys, rotated, pairs.feature_rows), u_tokens, future);
     if (k.first) return;
-    const Panel<float> sums = grad_running(k, matrix);  // which an earlier tile needs
-    if (starts) set_zero(sums);
-    multiply(sums.row_range(0, unit.extents().value_dim), u_tokens.transposed(), q_tokens,
-             Into::add);
+    if (starts) std::fill_n(later.data, 2 * pairs_of(later.rows) * later.stride, 0.0f);
+    multiply(later, u_tokens.transposed(), q_tokens, Into::add);  // an earlier tile needs it
   }
 };
 

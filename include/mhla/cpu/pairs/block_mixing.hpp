@@ -18,12 +18,6 @@ struct MixingTerms {
   const float* scales;  // [blocks of the group], of the weights' rows; null: 1
 };
 
-/// Which blocks a row mixes: all, or those of a triangle.
-struct MixedBlocks {
-  bool all = true;
-  Triangle triangle{0};
-};
-
 /// Whether pairs [begin, end) of every matrix's summaries are.
 template <class TermsOf>
 bool are_finite(Index matrices, const TermsOf& terms_of, Index begin, Index end) {
@@ -33,26 +27,21 @@ bool are_finite(Index matrices, const TermsOf& terms_of, Index begin, Index end)
   return true;
 }
 
-/// Rows whose sums are to be times `scales`, as sums that are to be times `next`, if it is there.
-inline void scale_rows(const Panel<float>& rows, const float* scales, const float* next) {
-  for (Index r = 0; r < rows.rows; ++r)
-    cpu::scale_rows(rows.row_range(r, 1), next == nullptr ? scales[r] : scales[r] / next[r]);
-}
-
-/// mixed = the sum of scaled weights times summaries over all matrices; terms_of(matrix) are
-/// MixingTerms. `sums` has room for 2 * mixed_at_once floats of each row.
+/// mixed = the sum of scaled weights times summaries over all matrices, of all blocks or of those
+/// that a triangle's rows have; terms_of(matrix) are MixingTerms. `sums` has room for
+/// 2 * mixed_at_once floats of each row.
 template <class TermsOf>
-void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
-         const MixedBlocks& blocks, Span<float> sums) {
+void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of, bool all,
+         Triangle triangle, Span<float> sums) {
   const Index half = mixed.shape.half();
   // Of a triangle two tiles' rows: a third would cost more than the zeros beside the diagonal.
-  const Index strip_rows = blocks.all ? mixed.blocks : 12;
+  const Index strip_rows = all ? mixed.blocks : 12;
   const Index pairs = pairs_of(terms_of(0).summaries.blocks);
   for (Index row = 0; row < mixed.blocks; row += strip_rows) {
     const Index rows = (std::min)(strip_rows, mixed.blocks - row);
-    const Index begin = blocks.all ? 0 : blocks.triangle.begin(row);
-    const Index end = blocks.all ? pairs : blocks.triangle.end(row, rows, pairs);
-    const bool in_strips = blocks.all || are_finite(matrices, terms_of, begin, end);
+    const Index begin = all ? 0 : triangle.begin(row);
+    const Index end = all ? pairs : triangle.end(row, rows, pairs);
+    const bool in_strips = all || are_finite(matrices, terms_of, begin, end);
     const auto scales_of = [&](Index matrix) {
       const float* const scales = matrix < matrices ? terms_of(matrix).scales : nullptr;
       return scales == nullptr ? nullptr : scales + row;
@@ -80,17 +69,21 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
       const Panel<float> upper{lower.row(rows), rows, cols, mixed_at_once};
       for (Index matrix = 0; matrix < matrices; ++matrix) {
         const MixingTerms terms = terms_of(matrix);
+        const LeftFactor weights = terms.weights.range(row, rows, begin, end);
         const Into into = matrix == 0 ? Into::overwrite : Into::add;
         for (const Panel<float>* part : {&lower, &upper}) {
-          const VnniPanel from = terms.summaries.elements(part == &lower ? at : half + at, cols);
+          const VnniPanel from =
+              terms.summaries.elements(part == &lower ? at : half + at, cols).range(begin, end);
           if (in_strips) {
-            multiply(*part, terms.weights.range(row, rows, begin, end), from.range(begin, end),
-                     into);
+            multiply(*part, weights, from, into);
           } else {
-            multiply_triangle(*part, terms.weights.range(row, rows, begin, end),
-                              from.range(begin, end), blocks.triangle.of(row, begin), into);
+            multiply_triangle(*part, weights, from, triangle.of(row, begin), into);
           }
-          if (terms.scales != nullptr) scale_rows(*part, scales_of(matrix), scales_of(matrix + 1));
+          // What is to be times `scales` becomes what is to be times those of the next matrix.
+          const float* const next = scales_of(matrix + 1);
+          for (Index r = 0; r < rows && terms.scales != nullptr; ++r)
+            scale_rows(part->row_range(r, 1),
+                       scales_of(matrix)[r] / (next == nullptr ? 1 : next[r]));
         }
       }
       pair_sums(to, lower, upper);
@@ -98,35 +91,35 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
   }
 }
 
-/// dm_ib += <dS~_i, S_b> for b in [first, first + count), first even; only b <= i - lag unless
-/// `sees_all`.                                                  // [query blocks, key blocks]
+/// dm_ib += <dS~_i, S_b> for b <= i - lag, of columns of dm from b = `first` on, which is even.
+//                                                                        // [query blocks, columns]
 MHLA_OUT_OF_LINE inline void mix_matrix_gradient(const PairedSummaries& grad_mixed,
                                                  const PairedSummaries& summaries, Index first,
-                                                 Index count, bool sees_all, Index lag,
-                                                 const Panel<float>& grad_mixing) {
+                                                 Index lag, const Panel<float>& columns) {
   constexpr Index piece = 4096;
   constexpr Index step = 32;  // elements that a tile takes at once
   const PairFunctions<float>& kernels = pair_functions<float>();
   const Index elements = ceil_div(grad_mixed.shape.rows * grad_mixed.shape.cols, step) * step;
   const Index stride = summaries.stride();
+  const Index end = first + columns.cols;
   for (Index at = 0; at < elements; at += piece) {
     const Index length = (std::min)(piece, elements - at);
     const auto tile = [&](Index i, Index b, Index blocks) {
-      if (!sees_all && b > i + blocks - 1 - lag) return;
+      if (b > i + blocks - 1 - lag) return;
       float products[4 * 4] = {};
       (blocks == 2 ? kernels.dot_one : kernels.dot_two)(length, grad_mixed.with(i).data + at,
                                                         stride, summaries.with(b).data + at, stride,
                                                         products, blocks);
       for (Index r = i; r < (std::min)(i + blocks, grad_mixed.blocks); ++r)
-        for (Index c = b; c < (std::min)(b + blocks, first + count); ++c)
-          if (sees_all || c <= r - lag) grad_mixing.row(r)[c] += products[(r - i) * blocks + c - b];
+        for (Index c = b; c < (std::min)(b + blocks, end); ++c)
+          if (c <= r - lag) columns.row(r)[c - first] += products[(r - i) * blocks + c - b];
     };
     const Index whole_rows = grad_mixed.blocks / 4 * 4;
-    const Index whole_end = first + count / 4 * 4;
+    const Index whole_end = first + columns.cols / 4 * 4;
     for (Index i = 0; i < whole_rows; i += 4)
       for (Index b = first; b < whole_end; b += 4) tile(i, b, 4);
     for (Index i = 0; i < grad_mixed.blocks; i += 2)
-      for (Index b = i < whole_rows ? whole_end : first; b < first + count; b += 2) tile(i, b, 2);
+      for (Index b = i < whole_rows ? whole_end : first; b < end; b += 2) tile(i, b, 2);
   }
 }
 

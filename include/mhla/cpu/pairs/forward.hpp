@@ -34,9 +34,7 @@ void summarize_block(const Unit<L, BFloat16>& unit, Index b, const Centers* cent
   // What rounding_shows asks for.
   const bool sums_up = not_transposed && !is_causal<L> && !kept.alone;
   const Span<float> key_sum = unit.summaries.key_sum(b);
-  const Panel<float> sums =
-      whole_panel(scratch.pairs.summary.data, summaries.shape.rows, summaries.shape.cols);
-  if (b % 2 == 0 && !kept.alone) summaries.clear_end(b);
+  const Panel<float> sums = summaries.shape.sums(scratch.pairs.summary);
   if (block.tiles == 0) set_zero(sums, key_sum);
   for (Index i = 0; i < block.tiles; ++i) {
     const TokenTile& tile = unit.keys.table.tiles[block.first_tile + i];
@@ -54,13 +52,13 @@ void summarize_block(const Unit<L, BFloat16>& unit, Index b, const Centers* cent
     }
     if (sums_up) add_values(v, tile.tokens, into, scratch.pairs);
     const LeftFactor a = (not_transposed ? k : v).transposed();
+    const VnniPanel& other = not_transposed ? v : k;
     Prefetch next = prefetch_tile(unit.keys, block.first_tile + i + 1,
                                   {unit.key_rows(unit.operands.k), unit.key_rows(unit.operands.v)});
     if (!last || keeps) {
-      multiply(sums, a, not_transposed ? v : k, into, &next);
+      multiply(sums, a, other, into, &next);
     } else {
-      multiply(summaries.half(b, into == Into::add ? sums : Panel<float>{}), a,
-               not_transposed ? v : k, &next);
+      multiply(summaries.half(b, into == Into::add ? sums : Panel<float>{}), a, other, &next);
     }
   }
   if (sums_up) {
@@ -74,34 +72,46 @@ void summarize_block(const Unit<L, BFloat16>& unit, Index b, const Centers* cent
   if (keeps) kept.keep(b, sums, unit.extents().value_dim, key_sum);
 }
 
+/// Calls sum_up(b, scratch) for every key block, whose sums are in pairs then unless the call mixes
+/// in float.
+template <class L, class SumUp>
+void for_each_key_block(const Unit<L, BFloat16>& unit, const ExecutorRef& loop,
+                        const SumUp& sum_up) {
+  loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
+    for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
+      sum_up(b, unit.plan.scratch[slot]);
+    if (!unit.plan.mixes_in_float) paired_summaries(unit).complete(2 * pair, is_causal<L>);
+  });
+}
+
 /// S_b, with `centers` C_b, and z_b of every key block.
 template <class L>
 void summarize_unit(const Unit<L, BFloat16>& unit, const Centers* centers,
                     const KeptSummaries<float>& kept, const ExecutorRef& loop) {
-  loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
-    for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
-      summarize_block(unit, b, centers, kept, unit.plan.scratch[slot]);
-    if constexpr (is_causal<L>)
-      if (!kept.alone) paired_summaries(unit).note_finite(2 * pair);
+  for_each_key_block(unit, loop, [&](Index b, const SlotScratch<float>& scratch) {
+    summarize_block(unit, b, centers, kept, scratch);
   });
 }
 
-/// S~_i of a group of query blocks, in the scratch of a slot.
-template <class L>
-MixedSummaries mix_group(const Unit<L, BFloat16>& unit, Index matrix, const RowGroups& groups,
-                         Index group, const PairScratch& scratch) {
-  const Plan<L, float>& plan = unit.plan;
-  const Index first = groups.begin(group);
-  const Index rows = groups.size(group);
-  const MixedSummaries mixed{scratch.mixed.data, rows, plan.summary_shape()};
-  const Index of_unit = unit.matrix_of(matrix);
-  const auto terms_of = [&](Index part) {
-    const RoundedRows& mixing = plan.rounded.queries;
-    return MixingTerms{mixing.of(part, of_unit, first, rows, unit.keys.blocks),
-                       paired_summaries(unit), mixing.scales_of(of_unit, first)};
+/// S~_i of some query blocks or dS_b^T of some key blocks, in the scratch of a slot: what `mixing`
+/// makes of summaries_of(matrix), summed over matrices of the unit.
+template <class L, class SummariesOf>
+MixedSummaries mix_blocks(const Unit<L, BFloat16>& unit, const RoundedRows& mixing,
+                          const BlockRange& blocks, Triangle triangle, Index first_matrix,
+                          Index matrices, const SummariesOf& summaries_of,
+                          const PairScratch& scratch) {
+  const Index parts = unit.plan.rounded.parts;
+  const MixedSummaries mixed{scratch.mixed.data, blocks.count, unit.plan.summary_shape()};
+  if (matrices == 0)  // no query head reads this kv head
+    std::fill_n(mixed.data, mixed.blocks * MixedSummaries::stride(mixed.shape), Pair{0});
+  if (matrices == 0) return mixed;
+  const auto terms_of = [&](Index index) {
+    const PairedSummaries from = summaries_of(first_matrix + index / parts);
+    const Index matrix = unit.matrix_of(first_matrix + index / parts);
+    return MixingTerms{mixing.of(index % parts, matrix, blocks.first, blocks.count, from.blocks),
+                       from, mixing.scales_of(matrix, blocks.first)};
   };
-  mix(mixed, plan.rounded.parts, terms_of,
-      MixedBlocks{!is_causal<L>, {first + 1 - lag_of(sight_of<L>)}}, scratch.mixed_sums);
+  mix(mixed, matrices * parts, terms_of, !is_causal<L>, triangle, scratch.mixed_sums);
   return mixed;
 }
 
@@ -109,14 +119,11 @@ MixedSummaries mix_group(const Unit<L, BFloat16>& unit, Index matrix, const RowG
 inline VnniPanel round_summary(const Panel<const float>& summary, const PairScratch& scratch) {
   const Index half = pairs_of(summary.rows);
   const Panel<float> sums = whole_panel(scratch.summary.data, 2 * half, summary.cols);
-  for (Index r = 0; r < sums.rows; ++r) {
-    const Index cols = r < summary.rows ? summary.cols : 0;
-    copy_row(sums.row(r), summary.row(r), cols);
-    std::fill_n(sums.row(r) + cols, sums.cols - cols, 0.0f);
-  }
-  pair_sums({scratch.mixed.data, half, summary.cols, sums.stride}, sums.row_range(0, half),
-            sums.row_range(half, half));
-  return {scratch.mixed.data, half, summary.cols, sums.stride};
+  set_zero(sums);
+  for (Index r = 0; r < summary.rows; ++r) copy_row(sums.row(r), summary.row(r), summary.cols);
+  const VnniPanel rounded{scratch.mixed.data, half, summary.cols, sums.stride};
+  pair_sums(rounded, sums.row_range(0, half), sums.row_range(half, half));
+  return rounded;
 }
 
 /// num += tril(Q^r (m_ii K^r)^T) V: a tile's own keys. Where one token has most of |v|^2 so far,
@@ -142,35 +149,9 @@ inline void read_out_own_tile(const PairedRows& queries, const Panel<const float
         inner_product<float>(rotated.row_range(t, 1), own.rotated.row_range(heavy, 1)) -
         load(rounded[heavy]);
     if (!(std::isfinite)(lost)) continue;
-    const auto* const value = reinterpret_cast<const BFloat16*>(values.row(heavy / 2));
-    for (Index c = 0; c < own.values.cols; ++c)
-      numerators.row(t)[c] += lost * load(value[2 * c + heavy % 2]);
+    for (Index c = 0; c < numerators.cols; ++c)
+      numerators.row(t)[c] += lost * element_of(values, heavy, c);
   }
-}
-
-/// |v_t|^2 without NaN and infinities, which must not show in other columns.
-inline float square_of_finite(const VnniPanel& values, Index t, Index columns) {
-  const auto* const row = reinterpret_cast<const BFloat16*>(values.row(t / 2));
-  float square = 0;
-  for (Index c = 0; c < columns; ++c) {
-    const float element = load(row[2 * c + t % 2]);
-    if ((std::isfinite)(element)) square += element * element;
-  }
-  return square;
-}
-
-/// P += a^T b, in float, and again in pairs of its rows: what a tile adds for later ones. The first
-/// tile of a block takes up its mixed summary.
-inline VnniPanel absorb(const VnniPanel& a, const VnniPanel& b, const VnniPanel& running,
-                        bool first, const PairScratch& scratch) {
-  const Panel<float> sums = whole_panel(scratch.summary.data, 2 * running.pairs, running.cols);
-  const Panel<float> lower = sums.row_range(0, running.pairs);
-  const Panel<float> upper = sums.row_range(running.pairs, running.pairs);
-  if (first) pair_functions<float>().unpair(running, lower.data, upper.data, sums.stride);
-  multiply(sums.row_range(0, a.cols), a.transposed(), b, Into::add);
-  const VnniPanel sum{scratch.running.data, running.pairs, running.cols, sums.stride};
-  pair_sums(sum, lower, upper);
-  return sum;
 }
 
 template <class L>
@@ -180,9 +161,8 @@ struct Forward {
   using A = float;
   using Tile = QueryTile<float, VnniPanel>;
   /// z~ and S~ of a group of query blocks, or dz and dS of one of key blocks.
-  struct Mixtures {
-    SummaryRows<float> rows;  // S~ in it, too, if it is mixed in float
-    MixedSummaries summaries{};
+  struct Mixtures : SummaryRows<float> {  // S~ in it, too, if it is mixed in float
+    MixedSummaries paired{};
   };
 
   const Unit<L, BFloat16>& unit;
@@ -204,17 +184,17 @@ struct Forward {
                const SlotScratch<float>& scratch, bool summaries_wanted) const {
     Mixtures mixed{cpu::mix_group(unit, matrix, groups, group, scratch, mixes_in_float())};
     if (summaries_wanted && !mixes_in_float())
-      mixed.summaries = mix_group(unit, matrix, groups, group, scratch.pairs);
+      mixed.paired = mix_blocks(
+          unit, unit.plan.rounded.queries, {mixed.first, mixed.summaries.rows},
+          {mixed.first + 1 - lag_of(sight_of<L>)}, matrix, 1,
+          [&](Index) { return paired_summaries(unit); }, scratch.pairs);
     return mixed;
   }
   /// S~ of a block.
   VnniPanel summary(const Mixtures& mixed, Index block, const SlotScratch<float>& scratch) const {
-    if (mixes_in_float()) return round_summary(mixed.rows.summary(block), scratch.pairs);
-    return mixed.summaries.data == nullptr ? VnniPanel{}
-                                           : mixed.summaries.of(block - mixed.rows.first);
+    if (mixes_in_float()) return round_summary(mixed.summary(block), scratch.pairs);
+    return mixed.paired.data == nullptr ? VnniPanel{} : mixed.paired.of(block - mixed.first);
   }
-  static void begin_block(Index, Index, bool, const SlotScratch<float>&) {}
-  static void end_block(Index, Index) {}
 
   /// Packs a query tile's own keys and values: m_ii phi(k) transposed, v, and in the first row of
   /// scores |v|^2.
@@ -225,23 +205,40 @@ struct Forward {
     transposed(pair_features(own.rotated, scratch.pairs.feature_rows), scratch.pairs.columns);
     const VnniPanel packed = pack_values(unit, unit.queries, tile, scratch, scratch.pairs.values);
     const Span<float> zeros{scratch.own.values.data, unit.extents().value_dim};
-    own.values = panel(zeros.data, 1, zeros.size);
     std::fill_n(zeros.data, zeros.size, 0.0f);
     with_values(
         unit, unit.queries, tile, scratch, [&]<class Stored>(const Rows<const Stored>& rows) {
           pair_functions_of<Stored>().row_distances(rows, tile.tokens, zeros, own.scores.row(0));
         });
-    for (Index t = 0; t < tile.tokens; ++t)
-      if (!(std::isfinite)(own.scores.row(0)[t]))
-        own.scores.row(0)[t] = square_of_finite(packed, t, zeros.size);
+    // NaN and infinities of v must not show in other columns.
+    for (Index t = 0; t < tile.tokens; ++t) {
+      float& square = own.scores.row(0)[t];
+      if ((std::isfinite)(square)) continue;
+      square = 0;
+      for (Index c = 0; c < zeros.size; ++c) {
+        const float value = element_of(packed, t, c);
+        if ((std::isfinite)(value)) square += value * value;
+      }
+    }
   }
   /// Adds the tile to P, which later tiles of its block read.
   void absorb_own_tile(Tile& at) const {
     const PairScratch& scratch = at.scratch.pairs;
-    const Index tokens = at.tile().tokens;
-    at.summary = absorb(pair_tokens(at.own.rotated, scratch.features),
-                        pair_panel(scratch.values.data, tokens, unit.extents().value_dim),
-                        at.summary, at.part() == 0, scratch);
+    absorb(pair_tokens(at.own.rotated, scratch.features),
+           pair_panel(scratch.values.data, at.tile().tokens, unit.extents().value_dim), at);
+  }
+  /// P += a^T b, in float, and again in pairs of its rows. The first tile of a block takes up its
+  /// mixed summary.
+  static void absorb(const VnniPanel& a, const VnniPanel& b, Tile& at) {
+    const Index half = at.summary.pairs;
+    const Panel<float> sums = whole_panel(at.scratch.pairs.summary.data, 2 * half, b.cols);
+    const Panel<float> lower = sums.row_range(0, half);
+    const Panel<float> upper = sums.row_range(half, half);
+    if (at.part() == 0)
+      pair_functions<float>().unpair(at.summary, lower.data, upper.data, sums.stride);
+    multiply(sums.row_range(0, a.cols), a.transposed(), b, Into::add);
+    at.summary = {at.scratch.pairs.running.data, half, b.cols, sums.stride};
+    pair_sums(at.summary, lower, upper);
   }
 
   /// y of a tile of query head g.
@@ -256,17 +253,16 @@ struct Forward {
     Prefetch next = prefetch_tile(unit.queries, at.index + 1, {queries, results});
     const Span<float> inverses{at.scratch.inverses.data, denominators.size};
     const bool invertible = invert<float>(denominators, inverses);
-    if (!is_causal_within_block<L> && invertible && is_in_place<float>(results))
-      return multiply(stored_in(in_place(table, tile, results), e.value_dim, inverses), rotated,
-                      at.summary, &next);
+    const bool stores = invertible && is_in_place<float>(results);
+    const PairProduct stored = stored_in(in_place(table, tile, results), e.value_dim, inverses);
+    if (!is_causal_within_block<L> && stores) return multiply(stored, rotated, at.summary, &next);
     const Panel<float> sums = whole_panel(scratch.tile.data, tile.tokens, e.value_dim);
+    const Panel<float> out = sums.col_range(0, e.value_dim);
     multiply(sums, rotated, at.summary, Into::overwrite, &next);
     if constexpr (is_causal_within_block<L>)
       read_out_own_tile(rotated, panel(at.scratch.rotated.data, tile.tokens, e.feature_dim), at.own,
-                        scratch, sums);
-    if (invertible && is_in_place<float>(results))
-      return finish(stored_in(in_place(table, tile, results), e.value_dim, inverses), sums);
-    const Panel<float> out = sums.col_range(0, e.value_dim);
+                        scratch, out);
+    if (stores) return finish(stored, sums);
     if (!invertible) divide_rows<float>(out, denominators);
     scatter<BFloat16, float>(table, tile, out, invertible ? inverses : Span<float>{}, results,
                              Update::overwrite);

@@ -17,6 +17,7 @@ struct SummaryShape {
 
   /// Elements of half its rows: what is paired, once mixed, with the other half.
   Index half() const { return checked_mul(pairs_of(rows), cols); }
+  Panel<float> sums(Span<float> memory) const { return whole_panel(memory.data, rows, cols); }
 };
 inline SummaryShape paired_summary(const Extents& e, bool backward) {
   return backward ? SummaryShape{e.value_dim, e.feature_dim}
@@ -45,24 +46,23 @@ struct PairedSummaries {
   VnniPanel with(Index block) const {
     return {data + block / 2 * stride(), shape.rows, shape.cols, shape.cols};
   }
-  /// Whether the pair of a block is finite; note_finite() writes it.
+  /// Whether the pair of a block is finite; complete() writes it.
   Pair& finite(Index block) const { return data[pairs_of(blocks) * stride() + block / 2]; }
-  void note_finite(Index block) const {
-    finite(block) = pair_functions<float>().all_finite({with(block).data, 1, stride(), 0});
+  /// Once its blocks' sums are there. After the last row is 0: an odd row's partner, and the end of
+  /// the last vector.
+  void complete(Index block, bool notes_finite) const {
+    const Index used = shape.rows * shape.cols;
+    std::fill_n(with(block).data + used, stride() - used, Pair{0});
+    if (notes_finite)
+      finite(block) = pair_functions<float>().all_finite({with(block).data, 1, stride(), 0});
   }
   /// What a block's sums, and `add` unless it is empty, become.
   PairProduct half(Index block, const Panel<float>& add = {}) const {
     return half_of(with(block), static_cast<int>(block % 2), add);
   }
-  /// Some elements of one half of all of them: the right factor of mixing.
-  //                                                                 // [pairs of blocks, count]
+  /// Some elements of one half of all of them, [pairs of blocks, count]: mixing's right factor.
   VnniPanel elements(Index first, Index count) const {
     return {data + first, pairs_of(blocks), count, stride()};
-  }
-  /// 0 after the last row: an odd row's partner, and the end of the last vector.
-  void clear_end(Index block) const {
-    const Index used = shape.rows * shape.cols;
-    std::fill_n(with(block).data + used, stride() - used, Pair{0});
   }
 };
 
@@ -141,54 +141,53 @@ struct Centers {
 /// Elements of each half that are mixed at once.
 inline constexpr Index mixed_at_once = 64;
 
-/// Panels of one tile and one group of rows; one for every slot. "Halves of features" are what
-/// PairedRows of them has.
-struct PairScratch {
-  Span<Pair> features;           // [pairs of tile tokens, feature_dim]: phi(k), or phi(q)
-  Span<Pair> values;             // [pairs of tile tokens, value_dim]: v, or U
-  Span<Pair> feature_rows;       // [tile tokens, halves of features]: phi(q), or phi(k)
-  Span<Pair> value_rows;         // [tile tokens, halves of values]: U, or v
+/// Panels of one tile. "Halves of features" are what PairedRows of them has.
+struct PairPanels {
+  Span<Pair> features;      // [pairs of tile tokens, feature_dim]: phi(k), or phi(q)
+  Span<Pair> values;        // [pairs of tile tokens, value_dim]: v, or U
+  Span<Pair> feature_rows;  // [tile tokens, halves of features]: phi(q), or phi(k)
+  Span<Pair> value_rows;    // [tile tokens, halves of values]: U, or v
+  Span<Pair> turned;        // [halves of features, value_dim]: dS of one block, or dP
+
+  PairPanels() = default;
+  MHLA_ONCE_A_CALL PairPanels(Arena& arena, const Extents& e, bool backward) {
+    const Index tokens = e.tile_tokens;
+    features = arena.take<Pair>(checked_mul(pairs_of(tokens), whole_columns(e.feature_dim)));
+    values = arena.take<Pair>(checked_mul(pairs_of(tokens), whole_columns(e.value_dim)));
+    feature_rows = arena.take<Pair>(checked_mul(tokens, pairs_of(e.feature_dim)));
+    if (!backward) return;
+    value_rows = arena.take<Pair>(checked_mul(tokens, pairs_of(e.value_dim)));
+    turned = arena.take<Pair>(checked_mul(pairs_of(e.feature_dim), whole_columns(e.value_dim)));
+  }
+};
+
+/// Panels of one tile and one group of rows; one for every slot.
+struct PairScratch : PairPanels {
   Span<Pair> mixed;              // [group rows] of MixedSummaries: S~, S~^T, or dS^T; or one S~
-  Span<Pair> turned;             // [halves of features, value_dim]: dS of one block
   Span<float> summary;           // of one block: sums so far, or P
   Span<float> summary_gradient;  // of one block: dS~^T so far
-  Span<float> tile;              // [tile tokens, value_dim or feature_dim]: numerators, gradients
-  Span<float> value_gradients;   // [tile tokens, value_dim]: dV
+  Span<float> tile;              // [tile tokens, value_dim or feature_dim]: numerators, dQ^r
   Span<float> mixed_sums;        // [2, group rows, mixed_at_once]
   Span<float> products;          // [Centers::rows_at_once, key blocks]: of centers.hpp
   // Under Causal:
-  Span<Pair> columns;               // [halves of features or values, tile tokens]: transposes
-  Span<Pair> scores;                // [tile tokens, pairs of tile tokens]
-  Span<Pair> running;               // of one block: P in pairs of its rows
-  Span<Pair> own_values;            // [pairs of tile tokens, value_dim]: v
-  Span<Pair> own_keys;              // [pairs of tile tokens, feature_dim]: m_ii phi(k)
-  Span<Pair> key_rows;              // [tile tokens, halves of features]: phi(k) beside a query's
-  Span<Pair> key_value_rows;        // [tile tokens, halves of values]: v beside U
-  Span<Pair> own_turned;            // [halves of features, value_dim]: dP
-  Span<float> own_key_gradients;    // [tile tokens, feature_dim]: dK^r / m_ii
-  Span<float> own_value_gradients;  // [tile tokens, value_dim]: dV / m_ii
-  Span<float> own_gradients;        // [matrices, value_dim, feature_dim]: dP^T
+  Span<Pair> columns;  // [halves of features or values, tile tokens]: transposes
+  Span<Pair> scores;   // [tile tokens, pairs of tile tokens]
+  Span<Pair> running;  // of one block: P in pairs of its rows
+  PairPanels own;      // of a backward pass: keys beside queries, or m_ii phi(k)
 
   PairScratch() = default;
   MHLA_ONCE_A_CALL PairScratch(Arena& arena, const Extents& e, Index group_rows, bool own_tiles,
-                               bool backward, bool mixes_values) {
+                               bool backward, bool mixes_values)
+      : PairPanels(arena, e, backward) {
     const Index tokens = e.tile_tokens;
-    const Index feature_cols = whole_columns(e.feature_dim);
-    const Index value_cols = whole_columns(e.value_dim);
-    const Index most_cols = (std::max)(feature_cols, value_cols);
+    const Index most_cols = whole_columns((std::max)(e.feature_dim, e.value_dim));
     const SummaryShape shape = paired_summary(e, backward);
     const Index summary_size = checked_mul(2 * pairs_of(shape.rows), whole_columns(shape.cols));
-    features = arena.take<Pair>(checked_mul(pairs_of(tokens), feature_cols));
-    values = arena.take<Pair>(checked_mul(pairs_of(tokens), value_cols));
-    feature_rows = arena.take<Pair>(checked_mul(tokens, pairs_of(e.feature_dim)));
-    value_rows = arena.take<Pair>(backward ? checked_mul(tokens, pairs_of(e.value_dim)) : 0);
     mixed = arena.take<Pair>(group_rows > 0 ? checked_mul(group_rows, MixedSummaries::stride(shape))
                                             : summary_size / 2);
-    turned = arena.take<Pair>(backward ? checked_mul(pairs_of(e.feature_dim), value_cols) : 0);
     summary = arena.take<float>(summary_size);
     summary_gradient = arena.take<float>(backward ? summary_size : 0);
     tile = arena.take<float>(checked_mul((std::max)(tokens, Index{2}), most_cols));
-    value_gradients = arena.take<float>(backward ? checked_mul(tokens, value_cols) : 0);
     mixed_sums = arena.take<float>(checked_mul(2 * mixed_at_once, group_rows));
     products =
         arena.take<float>(mixes_values ? checked_mul(Centers::rows_at_once, e.key_blocks) : 0);
@@ -196,15 +195,7 @@ struct PairScratch {
     columns = arena.take<Pair>(checked_mul(pairs_of(most_cols), whole_columns(tokens)));
     scores = arena.take<Pair>(checked_mul(tokens, pairs_of(tokens)));
     running = arena.take<Pair>(summary_size);
-    if (!backward) return;
-    own_values = arena.take<Pair>(values.size);
-    own_keys = arena.take<Pair>(features.size);
-    key_rows = arena.take<Pair>(feature_rows.size);
-    key_value_rows = arena.take<Pair>(value_rows.size);
-    own_turned = arena.take<Pair>(turned.size);
-    own_key_gradients = arena.take<float>(checked_mul(tokens, feature_cols));
-    own_value_gradients = arena.take<float>(checked_mul(tokens, value_cols));
-    own_gradients = arena.take<float>(checked_mul(e.matrices, summary_size));
+    if (backward) own = PairPanels(arena, e, true);
   }
 };
 

@@ -28,6 +28,10 @@ inline PairedRows paired_rows(Pair* data, Index rows, Index cols) {
   return {data, rows, cols, pairs_of(cols)};
 }
 
+inline float element_of(const VnniPanel& panel, Index term, Index col) {
+  return load(reinterpret_cast<const BFloat16*>(panel.row(term / 2))[2 * col + term % 2]);
+}
+
 /// This machine's kernels.
 template <class T>
 MHLA_OUT_OF_LINE const PairFunctions<T>& pair_functions() {

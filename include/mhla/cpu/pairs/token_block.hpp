@@ -56,12 +56,12 @@ inline VnniPanel transposed(const PairedRows& from, Span<Pair> memory) {
   return panel;
 }
 
-/// Whether phi(x) is packed in one step, without a panel of floats.
+/// Whether an element-wise phi(x) is packed in one step, without a panel of floats.
 template <class L>
 bool maps_into_pairs(const Unit<L, BFloat16>& unit, const TokenRows<const BFloat16>& rows) {
   constexpr Index vector = 16;
-  return ElementwiseFeatureMap<typename L::FeatureMapType> && !unit.plan.rotation.rotates() &&
-         is_in_place<float>(rows) && rows.dim >= 2 * vector && rows.dim % 2 == 0;
+  return !unit.plan.rotation.rotates() && is_in_place<float>(rows) && rows.dim >= 2 * vector &&
+         rows.dim % 2 == 0;
 }
 
 /// phi(k) of a tile, rotated, in pairs of tokens; adds phi(k) to the block's key sum.
@@ -78,25 +78,9 @@ VnniPanel pack_keys(const Unit<L, BFloat16>& unit, const TokenTile& tile,
                     in_place(unit.keys.table, tile, keys), key_sum.sum);
       return panel;
     }
-  const FeaturePanels<float> k = pack_key_tile(unit, tile, scratch);
+  const FeaturePanels<float> k = pack_key_tile(unit, tile, scratch, scratch.row);
   if (normalizes<L>) add_rows(key_sum, 1.0f, k.features, into);
   return pair_tokens(k.rotated, scratch.pairs.features);
-}
-
-/// phi(k) of a tile, rotated, in pairs of features.
-template <class L>
-PairedRows pack_key_rows(const Unit<L, BFloat16>& unit, const TokenTile& tile,
-                         const SlotScratch<float>& scratch) {
-  const TokenRows<const BFloat16> keys = unit.key_rows(unit.operands.k);
-  if constexpr (ElementwiseFeatureMap<typename L::FeatureMapType>)
-    if (maps_into_pairs(unit, keys)) {
-      const PairedRows rows = paired_rows(scratch.pairs.feature_rows.data, tile.tokens, keys.dim);
-      map_pair_columns(unit.operands.variant.feature_map, 1.0f, rows,
-                       in_place(unit.keys.table, tile, keys), Span<const float>{}, Span<float>{});
-      return rows;
-    }
-  const FeaturePanels<float> k = pack_key_tile(unit, tile, scratch);
-  return pair_features(k.rotated, scratch.pairs.feature_rows);
 }
 
 /// phi(q) of a tile, rotated, in pairs of features, and its denominators.

@@ -57,7 +57,8 @@ MHLA_ONCE_A_CALL void read_out_unit(const QuadraticUnit<L, T>& of, const TensorV
   if (!in_place) values = memory.values;
   loop.parallel_for(of.key_tiles.size, [&](Index task, Index slot) MHLA_ONCE_A_CALL {
     const TokenTile& tile = of.key_tiles[task];
-    of.keep_transposed(tile, pack_key_tile(unit, tile, unit.plan.scratch[slot]));
+    const SlotScratch<A>& scratch = unit.plan.scratch[slot];
+    of.keep_transposed(tile, pack_key_tile(unit, tile, scratch, scratch.row));
     if (!in_place)
       gather<T, A>(unit.keys.table, tile, value_rows, {},
                    memory.values.row_range(tile.offset, tile.tokens));
@@ -191,7 +192,9 @@ class BackwardUnit {
       const FeaturePanels<A> k = features(tile, tile.offset, &FeatureMemory<A>::grad_keys);
       FeatureGradients<A> total{k.rotated};
       if (unrotated_too()) total.unrotated = k.features.placed();
-      unpack_key_gradient(unit_, request_, tile, total, scratch.row);
+      unpack_feature_gradient(key_features_of(unit_, tile), unit_.key_rows(unit_.operands.k), total,
+                              unit_.key_rows(request_.gradients.key.view), request_.update,
+                              scratch.row);
     }
     if (request_.gradients.value.wanted)
       scatter<T, A>(unit_.keys.table, tile,
