@@ -13,16 +13,15 @@ MHLA_NAMESPACE_BEGIN
 /// dmix and all sums are in the accumulator type. Any number of threads may use one object; a call
 /// allocates nothing and has the same bits for any executor.
 ///
-/// Of a packed batch, the blocks are those of all its sequences, end to end. Tensors
-/// [1, heads, tokens, dim] have the tokens of the given blocks, sums a row for each; mix and dmix
-/// are whole. Of summaries that queries read, the first is the first of `key_blocks(queries)`,
-/// which are those of their sequences alone; queries of mix_gradient are `query_blocks(keys)`, or
-/// those of them that see the keys. y, dq, dk and dv have the bits of a whole pass; dmix, with
-/// Update::overwrite, is the sum over the given blocks: it differs from a whole pass's in rounding.
-/// By RecurrentMixing, ranges begin and end at multiples of 16 blocks of a sequence, or with it.
-/// States before and after them belong to the sequence that the range cuts there, if it cuts one:
-/// then `block_in_sequence` is not 0. Otherwise states after the blocks are written as 0, and no
-/// other state is read or written. Offsets are borrowed and must not change after the constructor.
+/// Of a packed batch, mix and dmix are whole. Of summaries that queries read, the first is the
+/// first of `key_blocks(queries)`, which are those of their sequences alone; queries of
+/// mix_gradient are `query_blocks(keys)`, or those of them that see the keys. y, dq, dk and dv have
+/// the bits of a whole pass; dmix, with Update::overwrite, is the sum over the given blocks: it
+/// differs from a whole pass's in rounding. By RecurrentMixing, ranges begin and end at multiples
+/// of 16 blocks of a sequence, or with it. States before and after them belong to the sequence that
+/// the range cuts there, if it cuts one: then `block_in_sequence` is not 0. Otherwise states after
+/// the blocks are written as 0, and no other state is read or written. Offsets are borrowed and
+/// must not change after the constructor.
 ///
 /// Every call throws ShapeError if views or blocks do not fit, or if a result shares memory with
 /// anything, WorkspaceError if `workspace` is smaller than workspace_size says or shares memory;
