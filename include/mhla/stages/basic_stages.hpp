@@ -103,7 +103,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
   void summarize(const RunsOn<Backend> auto& executor, const BlockRange& keys,
                  const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
                  const TensorView<A, 2>& summaries, WorkspaceView workspace) const {
-    run(executor, stages::Summarize<T>{keys, k, v, summaries}, workspace);
+    run(executor, stages::Summarize<T>{{keys}, k, v, summaries}, workspace);
   }
 
   /// y [batch, heads, tokens, value_dim] of query blocks. x.q has their tokens, x.mix their rows,
@@ -114,7 +114,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
   void read_out(const RunsOn<Backend> auto& executor, const BlockRange& queries,
                 const OperandViews<T>& x, const std::type_identity_t<Sums<A>>& sums,
                 const TensorView<T, 4>& y, WorkspaceView workspace) const {
-    run(executor, stages::ReadOut<T>{queries, used(x), sums, y}, workspace);
+    run(executor, stages::ReadOut<T>{{queries}, used(x), sums, y}, workspace);
   }
 
   /// dq and rows of dmix of query blocks, if they are wanted, and what these leave for keys.
@@ -128,8 +128,8 @@ class BasicStages : public Backend::template Blocks<V, T> {
                          WorkspaceView workspace) const {
     const GradientView<A, 3> dmix = recurs ? GradientView<A, 3>(skip) : gradients.mix;
     run(executor,
-        stages::ReadOutGradient<T>{queries, used(x), sums, dy, gradients.query, dmix, update.query,
-                                   update.mix, left},
+        stages::ReadOutGradient<T>{
+            {queries}, used(x), sums, dy, gradients.query, dmix, update.query, update.mix, left},
         workspace);
   }
 
@@ -141,7 +141,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
                     const TensorView<const A, 2>& mixtures,
                     const TensorView<A, 2>& summary_gradients, WorkspaceView workspace) const
       requires(!recurs) {
-    run(executor, stages::MixGradient<T>{queries, keys, mix, mixtures, summary_gradients},
+    run(executor, stages::MixGradient<T>{{queries, keys}, mix, mixtures, summary_gradients},
         workspace);
   }
 
@@ -155,7 +155,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
                           const TensorView<const A, 2>& denominators,
                           const GradientViews<T>& gradients, Update update,
                           WorkspaceView workspace) const {
-    stages::SummarizeGradient<T> call{keys,         {{}, x.k, x.v, {}}, summary_gradients, {},
+    stages::SummarizeGradient<T> call{{keys},       {{}, x.k, x.v, {}}, summary_gradients, {},
                                       denominators, gradients.key,      gradients.value,   skip,
                                       update};
     if constexpr (sees_own) {
@@ -172,7 +172,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
   void advance(const RunsOn<Backend> auto& executor, const BlockRange& blocks,
                const TensorView<const A, 3>& mix, const Sums<A>& sums,
                const TensorView<A, 2>& after, WorkspaceView workspace) const requires recurs {
-    run(executor, stages::Advance<T>{blocks, mix, sums, after}, workspace);
+    run(executor, stages::Advance<T>{{blocks}, mix, sums, after}, workspace);
     if (packs && !this->has_states_before(blocks.end())) Kernels::clear_tensor(executor, after);
   }
 
@@ -193,8 +193,8 @@ class BasicStages : public Backend::template Blocks<V, T> {
                         const std::type_identity_t<GradientView<A, 3>>& dmix, Update update,
                         WorkspaceView workspace) const requires recurs {
     run(executor,
-        stages::AdvanceGradient<T>{blocks, mix, sums, mixtures, states, summary_gradients, dmix,
-                                   update},
+        stages::AdvanceGradient<T>{
+            {blocks}, mix, sums, mixtures, states, summary_gradients, dmix, update},
         workspace);
   }
 
@@ -242,7 +242,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
   }
 
   void run(const auto& executor, const auto& call, WorkspaceView workspace) const {
-    this->require_blocks_of(call.stage, call.blocks, stages::keys_of(call));
+    this->require_blocks_of(call.stage, call.blocks, call.keys);
     if (call.stage == Stage::advance && call.blocks.end() == this->query_blocks().count)
       throw ShapeError({"mhla: blocks: [", call.blocks.first, ", ", call.blocks.end(),
                         ") ends the sequence: no blocks follow that receive states"});
@@ -271,8 +271,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
       call.x.mix = columns_of(call.x.mix, this->mix_columns(call.blocks));
       if (call.dmix.wanted) call.dmix = columns_of(call.dmix.view, this->mix_columns(call.blocks));
     }
-    Run(this->part_of(Call::stage, call.blocks, stages::keys_of(call)), executor)
-        .run(call, workspace);
+    Run(this->part_of(Call::stage, call.blocks, call.keys), executor).run(call, workspace);
     clear_untouched(executor, call);
   }
   // Zeros what a call overwrites but no unit touches: tokens that a mask takes away and, of a call
@@ -301,7 +300,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
   // All checks are made before the first sequence writes, whose calls add up dmix.
   template <class Call>
   void run_sequences(const auto& executor, Call call, WorkspaceView workspace) const {
-    const BlockRange range = stages::keys_of(call);
+    const BlockRange range = call.keys;
     Run::require_room(workspace, workspace_size(Call::stage, executor, call.blocks, range));
     if constexpr (requires { call.mix_update; }) {
       if (call.dmix.wanted && call.mix_update == Update::overwrite)
@@ -348,14 +347,14 @@ class BasicStages : public Backend::template Blocks<V, T> {
   Call part_of_sequence(const Call& call, const SequencePart& sequence, const Stages& of) const {
     Call part = call;
     part.blocks = sequence.of(call.blocks);
-    if constexpr (requires { part.keys; }) part.keys = sequence.part;
+    part.keys = sequence.part;
     const auto cut = [&]<class X, int rank>(const char*, Holds holds, TensorView<X, rank>& view) {
       if constexpr (rank == 4) {
         view = unchecked_slice(view, 2, sequence.tokens.first, sequence.tokens.count);
       } else if constexpr (rank == 3) {  // the corner that it uses
-        view = columns_of(rows_of(view, of.mix_rows(part.blocks)),
-                          Call::stage == Stage::mix_gradient ? of.mix_columns(stages::keys_of(part))
-                                                             : of.key_blocks());
+        view = columns_of(
+            rows_of(view, of.mix_rows(part.blocks)),
+            Call::stage == Stage::mix_gradient ? of.mix_columns(part.keys) : of.key_blocks());
       } else if (holds == Holds::summaries) {
         view = rows_of(view, sequence.rows);
       } else if (holds == Holds::seen && !recurs) {  // as far as they are there
@@ -395,10 +394,10 @@ class BasicStages : public Backend::template Blocks<V, T> {
   template <class Call, class X>
   void require_view(const Call& call, const char* name, Holds, const TensorView<X, 3>& mix) const {
     const bool some_columns = Call::stage == Stage::mix_gradient;
-    require_extents(mix, name, problem_.shape.mix_heads, this->mix_rows(call.blocks).count,
-                    some_columns ? this->mix_columns(stages::keys_of(call)).count
-                                 : problem_.shape.mix_key_blocks,
-                    "a stage's mix has the rows and columns of its blocks");
+    require_extents(
+        mix, name, problem_.shape.mix_heads, this->mix_rows(call.blocks).count,
+        some_columns ? this->mix_columns(call.keys).count : problem_.shape.mix_key_blocks,
+        "a stage's mix has the rows and columns of its blocks");
   }
   template <class X>
   void require_view(const auto& call, const char* name, Holds holds,
@@ -414,7 +413,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
       require_seen(call.blocks, name, rows.extent[0]);
     else
       require_extent(name, "blocks", rows.extent[0],
-                     (holds == Holds::summaries ? stages::keys_of(call) : call.blocks).count,
+                     (holds == Holds::summaries ? call.keys : call.blocks).count,
                      "it has a row for each block");
     require_extent(name, "elements", rows.extent[1], size, "a row has what a block leaves");
     if (rows.size() > 0 && size > 1)

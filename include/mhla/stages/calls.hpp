@@ -111,14 +111,13 @@ enum class Holds {
 
 inline bool of_keys(Holds holds) { return holds == Holds::key || holds == Holds::value; }
 
-// The key blocks of a call, of which mix_gradient alone has others than its `blocks`.
-template <class Call>
-BlockRange keys_of(const Call& call) {
-  if constexpr (requires { call.keys; })
-    return call.keys;
-  else
-    return call.blocks;
-}
+// A call on some blocks.
+template <Stage of>
+struct CallOf {
+  static constexpr Stage stage = of;
+  BlockRange blocks;
+  BlockRange keys = blocks;  // of mix_gradient others
+};
 
 void visit_sums(auto& call, const auto& of, const auto& f) {
   f("summaries", Holds::seen, call.sums.summaries);
@@ -136,9 +135,7 @@ void visit_operands(auto& call, const Blocks& of, const auto& f) {
 }
 
 template <class T>
-struct Summarize {
-  static constexpr Stage stage = Stage::summarize;
-  BlockRange blocks;
+struct Summarize : CallOf<Stage::summarize> {
   TensorView<const T, 4> k;
   TensorView<const T, 4> v;
   TensorView<Accumulator<T>, 2> summaries;
@@ -151,9 +148,7 @@ struct Summarize {
 };
 
 template <class T>
-struct ReadOut {
-  static constexpr Stage stage = Stage::read_out;
-  BlockRange blocks;
+struct ReadOut : CallOf<Stage::read_out> {
   OperandViews<T> x;
   Sums<Accumulator<T>> sums;
   TensorView<T, 4> y;
@@ -165,9 +160,7 @@ struct ReadOut {
 };
 
 template <class T>
-struct ReadOutGradient {
-  static constexpr Stage stage = Stage::read_out_gradient;
-  BlockRange blocks;
+struct ReadOutGradient : CallOf<Stage::read_out_gradient> {
   OperandViews<T> x;
   Sums<Accumulator<T>> sums;
   TensorView<const T, 4> dy;
@@ -190,9 +183,7 @@ struct ReadOutGradient {
 };
 
 template <class T>
-struct Advance {
-  static constexpr Stage stage = Stage::advance;
-  BlockRange blocks;
+struct Advance : CallOf<Stage::advance> {
   TensorView<const Accumulator<T>, 3> mix;
   Sums<Accumulator<T>> sums;
   TensorView<Accumulator<T>, 2> after;
@@ -205,9 +196,7 @@ struct Advance {
 };
 
 template <class T>
-struct AdvanceGradient {
-  static constexpr Stage stage = Stage::advance_gradient;
-  BlockRange blocks;
+struct AdvanceGradient : CallOf<Stage::advance_gradient> {
   TensorView<const Accumulator<T>, 3> mix;
   Sums<Accumulator<T>> sums;
   TensorView<const Accumulator<T>, 2> mixtures;
@@ -228,10 +217,7 @@ struct AdvanceGradient {
 };
 
 template <class T>
-struct MixGradient {
-  static constexpr Stage stage = Stage::mix_gradient;
-  BlockRange blocks;
-  BlockRange keys;
+struct MixGradient : CallOf<Stage::mix_gradient> {
   TensorView<const Accumulator<T>, 3> mix;
   TensorView<const Accumulator<T>, 2> mixtures;
   TensorView<Accumulator<T>, 2> summary_gradients;
@@ -244,9 +230,7 @@ struct MixGradient {
 };
 
 template <class T>
-struct SummarizeGradient {
-  static constexpr Stage stage = Stage::summarize_gradient;
-  BlockRange blocks;
+struct SummarizeGradient : CallOf<Stage::summarize_gradient> {
   OperandViews<T> x;
   TensorView<const Accumulator<T>, 2> summary_gradients;
   TensorView<const T, 4> dy;
