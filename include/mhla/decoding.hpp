@@ -42,9 +42,9 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
         positions_(static_cast<std::size_t>(checked_decoder_batch(shape))) {
     const Problem problem = checked_decoder(variant, mix, shape);
     Footprint footprint;
-    footprint.reads(mix, "mix");
+    footprint.add(mix, "mix");
     if constexpr (borrows_projection<V>)
-      footprint.reads(variant.feature_map.projection, "feature_map.projection");
+      footprint.add(variant.feature_map.projection, "feature_map.projection");
     footprint.require_addresses();
     capacity_ = decoder_capacity(variant, mix, shape);
     mix_shape_ = problem.shape;

@@ -370,7 +370,7 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
     cuda::require_decoder_memory(memory, memory_size(variant, mix, shape), "constructor",
                                  "memory_size");
     Footprint footprint;
-    footprint.reads(mix, "mix");
+    footprint.add(mix, "mix");
     footprint.require_scratch(memory, "memory");
     Arena arena(memory);
     return parts(arena, variant, mix, shape);

@@ -31,21 +31,17 @@ MHLA_ONCE_A_CALL void require_aligned(const TensorView<T, Rank>& tensor, const c
 /// otherwise.
 class Footprint {
  public:
+  /// A tensor that the call writes or, if it is const, reads.
   template <class T, int Rank>
-  MHLA_ONCE_A_CALL void writes(const TensorView<T, Rank>& tensor, const char* name) {
-    reads(tensor, name);
-    pieces_[count_ - 1].is_result = true;
-  }
-  template <class T, int Rank>
-  MHLA_ONCE_A_CALL void reads(const TensorView<T, Rank>& tensor, const char* name) {
+  MHLA_ONCE_A_CALL void add(const TensorView<T, Rank>& tensor, const char* name) {
     require_aligned(tensor, name);
-    pieces_[count_++] = {overlap::strided(tensor), name};
+    pieces_[count_++] = {overlap::strided(tensor), name, !std::is_const_v<T>};
   }
 
   /// Reads a tensor that is in host memory on any device.
   template <class T, int Rank>
   void reads_on_host(const TensorView<T, Rank>& tensor, const char* name) {
-    reads(tensor, name);
+    add(tensor, name);
     pieces_[count_ - 1].on_host = true;
   }
 
@@ -91,7 +87,7 @@ class Footprint {
     if (const char* other = sharing(overlap::strided(bytes), -1))
       throw WorkspaceError({"mhla: ", name, ": shares memory with ", other,
                             "; a call overwrites it: give it memory of its own"});
-    reads(bytes, name);
+    add(bytes, name);
   }
 
  private:
@@ -134,10 +130,10 @@ struct OperandViews {
 
 template <class T>
 MHLA_ONCE_A_CALL void add_operands(Footprint& footprint, const OperandViews<T>& operands) {
-  footprint.reads(operands.q, "q");
-  footprint.reads(operands.k, "k");
-  footprint.reads(operands.v, "v");
-  footprint.reads(operands.mix, "mix");
+  footprint.add(operands.q, "q");
+  footprint.add(operands.k, "k");
+  footprint.add(operands.v, "v");
+  footprint.add(operands.mix, "mix");
 }
 
 /// Throws unless results and scratch memory can be written: the workspace, and a forward state's
@@ -146,12 +142,12 @@ template <class V>
 MHLA_ONCE_A_CALL void require_apart(Footprint& footprint, const V& attention,
                                     WorkspaceView workspace, Span<const std::byte> state) {
   if constexpr (borrows_projection<V>)
-    footprint.reads(attention.feature_map.projection, "feature_map.projection");
+    footprint.add(attention.feature_map.projection, "feature_map.projection");
   if constexpr (is_packed<V>)
     footprint.reads_on_host(make_view(attention.offsets.data, attention.offsets.size), "offsets");
   const auto [query_mask, key_mask] = masks_of(attention);
-  if (query_mask.data != nullptr) footprint.reads(query_mask, "masks.query");
-  if (key_mask.data != nullptr) footprint.reads(key_mask, "masks.key");
+  if (query_mask.data != nullptr) footprint.add(query_mask, "masks.query");
+  if (key_mask.data != nullptr) footprint.add(key_mask, "masks.key");
   footprint.require_results();
   footprint.require_scratch(workspace, "workspace");
   footprint.require_scratch(state, "state");
@@ -167,7 +163,7 @@ MHLA_ONCE_A_CALL Footprint require_forward(const V& attention, const Shape& shap
   require_extents(y, "y", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "y is [batch, heads, query tokens, value_dim]");
   Footprint footprint;
-  footprint.writes(y, "y");
+  footprint.add(y, "y");
   add_operands(footprint, operands);
   require_apart(footprint, attention, workspace, state);
   return footprint;
@@ -182,7 +178,7 @@ MHLA_ONCE_A_CALL Footprint checked_gradients(const Shape& shape,
                        Index tokens, Index dim, const char* rule) {
     if (!gradient.wanted) return;
     require_extents(gradient.view, name, shape.batch, heads, tokens, dim, rule);
-    footprint.writes(gradient.view, name);
+    footprint.add(gradient.view, name);
   };
   add(gradients.query, "dq", shape.heads, shape.query_tokens, shape.key_dim,
       "dq has the shape of q");
@@ -193,7 +189,7 @@ MHLA_ONCE_A_CALL Footprint checked_gradients(const Shape& shape,
   if (gradients.mix.wanted) {
     require_extents(gradients.mix.view, "dmix", shape.mix_heads, shape.mix_query_blocks,
                     shape.mix_key_blocks, "dmix has the shape of mix");
-    footprint.writes(gradients.mix.view, "dmix");
+    footprint.add(gradients.mix.view, "dmix");
   }
   return footprint;
 }
@@ -208,7 +204,7 @@ MHLA_ONCE_A_CALL Footprint require_backward(const V& attention, const Shape& sha
   require_extents(dy, "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "dy is [batch, heads, query tokens, value_dim]");
   Footprint footprint = checked_gradients(shape, gradients);
-  footprint.reads(dy, "dy");
+  footprint.add(dy, "dy");
   add_operands(footprint, operands);
   require_apart(footprint, attention, workspace, state);
   return footprint;

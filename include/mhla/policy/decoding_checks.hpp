@@ -175,12 +175,12 @@ template <class V, class T>
 Footprint require_decoder_tensors(const V& attention, const DecodeTensors<T>& x,
                                   WorkspaceView memory = {}) {
   Footprint footprint;
-  footprint.writes(x.y, "y");
-  footprint.reads(x.q, "q");
-  footprint.reads(x.k, "k");
-  footprint.reads(x.v, "v");
+  footprint.add(x.y, "y");
+  footprint.add(x.q, "q");
+  footprint.add(x.k, "k");
+  footprint.add(x.v, "v");
   if constexpr (borrows_projection<V>)
-    footprint.reads(attention.feature_map.projection, "feature_map.projection");
+    footprint.add(attention.feature_map.projection, "feature_map.projection");
   footprint.require_results();
   footprint.require_scratch(memory, "memory");
   return footprint;

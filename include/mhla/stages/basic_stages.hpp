@@ -199,27 +199,26 @@ class BasicStages : public Backend::template Blocks<V, T> {
   }
 
   /// \cond INTERNAL
-#define MHLA_NO_SUCH_STAGE(stage, arguments, with)                                       \
-  MHLA_NO_SUCH_CALL(static void stage,                                                   \
-                    "mhla: call " #stage "(executor, " arguments ", workspace)" with     \
-                    ": tensors are views of the scalar of Stages; rows and mix have its" \
-                    " accumulator type; results are not const; mhla::skip leaves a gradient out")
-  MHLA_NO_SUCH_STAGE(summarize, "keys, k, v, summaries", "")
-  MHLA_NO_SUCH_STAGE(read_out, "queries, {q, k, v, mix}, sums, y", "")
+#define MHLA_NO_SUCH_STAGE(stage, arguments)                                                \
+  MHLA_NO_SUCH_CALL(                                                                        \
+      static void stage,                                                                    \
+      "mhla: call " #stage "(executor, " arguments                                          \
+      ", workspace): tensors are views of the scalar of Stages; rows and mix have its "     \
+      "accumulator type; results are not const; mhla::skip leaves a gradient out; advance " \
+      "and advance_gradient are RecurrentMixing's, mix_gradient other mixings'")
+  MHLA_NO_SUCH_STAGE(summarize, "keys, k, v, summaries")
+  MHLA_NO_SUCH_STAGE(read_out, "queries, {q, k, v, mix}, sums, y")
   MHLA_NO_SUCH_STAGE(read_out_gradient,
                      "queries, {q, k, v, mix}, sums, dy, {dq, dk, dv, dmix}, update, {mixtures, "
-                     "denominators}",
-                     "")
-  MHLA_NO_SUCH_STAGE(mix_gradient, "queries, keys, mix, mixtures, summary_gradients", "")
-  MHLA_NO_SUCH_STAGE(advance, "blocks, mix, sums, after", ", with RecurrentMixing")
-  MHLA_NO_SUCH_STAGE(
-      advance_gradient,
-      "blocks, mix, sums, mixtures, {after, before}, summary_gradients, dmix, update",
-      ", with RecurrentMixing")
+                     "denominators}")
+  MHLA_NO_SUCH_STAGE(mix_gradient, "queries, keys, mix, mixtures, summary_gradients")
+  MHLA_NO_SUCH_STAGE(advance, "blocks, mix, sums, after")
+  MHLA_NO_SUCH_STAGE(advance_gradient,
+                     "blocks, mix, sums, mixtures, {after, before}, summary_gradients, dmix, "
+                     "update")
   MHLA_NO_SUCH_STAGE(summarize_gradient,
                      "keys, {q, k, v, mix}, summary_gradients, dy, denominators, {dq, dk, dv, "
-                     "dmix}, update",
-                     "")
+                     "dmix}, update")
 #undef MHLA_NO_SUCH_STAGE
   MHLA_NO_SUCH_CALL(static Index workspace_size,
                     "mhla: call workspace_size(stage, executor, blocks), and for mix_gradient "
@@ -251,10 +250,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
         call, *this,
         [&]<class X, int rank>(const char* name, Holds holds, const TensorView<X, rank>& view) {
           require_view(call, name, holds, view);
-          if constexpr (std::is_const_v<X>)
-            memory.reads(view, name);
-          else
-            memory.writes(view, name);
+          memory.add(view, name);
           Backend::require_layout(call.stage, name, holds, view);
         });
     require_apart(memory, attention_, workspace, {});
