@@ -155,14 +155,11 @@ class BasicStages : public Backend::template Blocks<V, T> {
                           const TensorView<const A, 2>& denominators,
                           const GradientViews<T>& gradients, Update update,
                           WorkspaceView workspace) const {
-    stages::SummarizeGradient<T> call{{keys},       {{}, x.k, x.v, {}}, summary_gradients, {},
-                                      denominators, gradients.key,      gradients.value,   skip,
-                                      update};
-    if constexpr (sees_own) {
-      call.x = x;
-      call.dy = dy;
-      call.dmix = gradients.mix;
-    }
+    const OperandViews<T> own = sees_own ? x : OperandViews<T>{{}, x.k, x.v, {}};
+    const GradientView<A, 3> dmix = sees_own ? gradients.mix : GradientView<A, 3>(skip);
+    const stages::SummarizeGradient<T> call{{keys},       own,           summary_gradients, dy,
+                                            denominators, gradients.key, gradients.value,   dmix,
+                                            update};
     run(executor, call, workspace);
   }
 
@@ -181,11 +178,10 @@ class BasicStages : public Backend::template Blocks<V, T> {
   /// Operands as in advance; the blocks may be the last.
   ///
   /// dmix as mix. A block's weights enter states at the row of the next: of its first row this
-  /// writes m_ii and a, of the last, the next block's, b and g, and of the others all, so that each
-  /// entry is written for one range, and no other touches it. Under Causal it leaves m_ii to
-  /// summarize_gradient, with 0 there if it overwrites. Rows after the last block's are not
-  /// touched. A single row for all gets the sum over these blocks; sums of several calls differ
-  /// from the whole pass's in rounding.
+  /// writes m_ii and a, of the last, the next block's, b and g, and of the others all: each entry
+  /// is written for one range. Under Causal it leaves m_ii to summarize_gradient, with 0 there if
+  /// it overwrites. Rows after the last block's are not touched. A single row for all gets the sum
+  /// over these blocks; sums of several calls differ from the whole pass's in rounding.
   void advance_gradient(const RunsOn<Backend> auto& executor, const BlockRange& blocks,
                         const TensorView<const A, 3>& mix, const Sums<A>& sums,
                         const TensorView<const A, 2>& mixtures, const StateGradients<A>& states,

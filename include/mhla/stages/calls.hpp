@@ -431,8 +431,8 @@ class StageBlocks {
       throw ShapeError({"mhla: ", argument, ": there are no blocks [", blocks.first, ", ",
                         blocks.first, " + ", blocks.count, "): the sequence has ", all});
   }
-  static constexpr Index chunk = RecurrentMixing::chunk;
   void require_chunks(const BlockRange& blocks) const {
+    constexpr Index chunk = RecurrentMixing::chunk;
     if (!recurs || blocks.count == 0) return;
     if (block_in_sequence(blocks.first) % chunk != 0 ||
         block_in_sequence(blocks.end()) % chunk != 0)
