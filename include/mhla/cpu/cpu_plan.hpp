@@ -73,7 +73,7 @@ class CpuPlan {
     require_enumerator("update", update, Update::accumulate);
     require_backward(calls_->attention, shape_, operands, dy, gradients, {}, {})
         .require_addresses();
-    planned->run(runner, operands, {dy, gradients, update}, planned->summaries(saved));
+    planned->run(runner, operands, {dy, gradients, update}, saved);
   }
 
   /// Bytes that the plan has allocated.
@@ -101,13 +101,14 @@ class CpuPlan {
     std::vector<Workspace> memory;
     Arena arena{memory};
     V attention;
-    cpu::ForwardCall<V, T> forward;
-    std::optional<cpu::BackwardCall<V, T>> backward;
+    cpu::Call<V, T> forward;
+    std::optional<cpu::Call<V, T>> backward;
 
     Calls(const V& variant, const Problem& problem, const ExecutorRef& executor,
           PlannedPasses passes)
-        : attention(variant), forward(arena, attention, problem, executor) {
-      if (passes == PlannedPasses::both) backward.emplace(arena, attention, problem, executor);
+        : attention(variant), forward(arena, attention, problem, executor, std::false_type()) {
+      if (passes == PlannedPasses::both)
+        backward.emplace(arena, attention, problem, executor, std::true_type());
     }
   };
 

@@ -8,10 +8,10 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// One direction of a call; `rounds` if the linear path would multiply bfloat16.
-template <class V>
-std::string explain(const V& attention, const Problem& problem, bool backward, bool rounds,
-                    Index workspace) {
+/// One direction of a call with tensors of T.
+template <class T, class V>
+std::string explain(const V& attention, const Problem& problem, bool backward, Index workspace) {
+  const bool rounds = multiplies_pairs<T>(attention, problem, backward);
   const bool quadratic = takes_quadratic_path(attention, problem, backward, rounds);
   std::string text = joined(
       {backward ? "backward" : "forward", ": path ", quadratic ? "quadratic, " : "linear, "});
@@ -44,11 +44,10 @@ std::string explain(const V& attention, const Problem& problem, bool backward, b
 template <StorageScalar T, AttentionVariant V, Executor E>
 std::string explain(const V& attention, const Shape& shape, const E& executor) {
   const Problem problem = checked_problem(attention, shape);
-  return cpu::explain(attention, problem, false, cpu::multiplies_pairs<T>(attention, problem),
-                      forward_workspace_size<T>(attention, shape, executor)) +
-         cpu::explain(attention, problem, true,
-                      cpu::multiplies_pairs_backward<T>(attention, problem),
-                      backward_workspace_size<T>(attention, shape, executor));
+  return cpu::explain<T>(attention, problem, false,
+                         forward_workspace_size<T>(attention, shape, executor)) +
+         cpu::explain<T>(attention, problem, true,
+                         backward_workspace_size<T>(attention, shape, executor));
 }
 
 MHLA_NAMESPACE_END

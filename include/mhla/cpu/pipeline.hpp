@@ -17,7 +17,7 @@ template <StorageScalar T, AttentionVariant V, Executor E>
 MHLA_ONCE_A_CALL Index forward_workspace_size(const V& attention, const Shape& shape,
                                               const E& executor) {
   Arena arena;
-  cpu::ForwardCall<V, T>(arena, attention, checked_problem(attention, shape), executor);
+  cpu::lay_out<T>(arena, attention, checked_problem(attention, shape), executor, std::false_type());
   return arena.used();
 }
 
@@ -28,7 +28,7 @@ template <StorageScalar T, AttentionVariant V, Executor E>
 MHLA_ONCE_A_CALL Index backward_workspace_size(const V& attention, const Shape& shape,
                                                const E& executor) {
   Arena arena;
-  cpu::BackwardCall<V, T>(arena, attention, checked_problem(attention, shape), executor);
+  cpu::lay_out<T>(arena, attention, checked_problem(attention, shape), executor, std::true_type());
   return arena.used();
 }
 
@@ -64,7 +64,7 @@ void forward_into(const V& attention, const E& executor, const InputView<T, 4>& 
                   WorkspaceView workspace,
                   std::type_identity_t<ForwardState<Accumulator<T>>*> save = nullptr) {
   cpu::checked_forward_into(attention, executor, OperandViews<T>{q, k, v, mix}, y,
-                            {"mhla::forward_into", &workspace}, save);
+                            {"mhla::forward_into", workspace}, save);
 }
 
 /// In memory that is allocated for this call.
@@ -73,7 +73,7 @@ void forward_into(const V& attention, const E& executor, const InputView<T, 4>& 
                   const InputView<T, 4>& k, const InputView<T, 4>& v,
                   const InputView<Accumulator<T>, 3>& mix, const TensorView<T, 4>& y) {
   cpu::checked_forward_into(attention, executor, OperandViews<T>{q, k, v, mix}, y,
-                            {"mhla::forward_into", nullptr}, nullptr);
+                            {"mhla::forward_into"}, nullptr);
 }
 
 /// The gradients of sum(dy o attention(q, k, v, mix)) in q, k, v and mix, each of which may be
@@ -94,7 +94,7 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
                    WorkspaceView workspace,
                    std::type_identity_t<const ForwardState<Accumulator<T>>*> saved = nullptr) {
   cpu::checked_backward_into(attention, executor, OperandViews<T>{query, k, v, mix}, dy, gradients,
-                             update, {"mhla::backward_into", &workspace}, saved);
+                             update, {"mhla::backward_into", workspace}, saved);
 }
 
 /// In memory that is allocated for this call.
@@ -106,7 +106,7 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
                    const std::type_identity_t<GradientViews<T>>& gradients,
                    Update update = Update::overwrite) {
   cpu::checked_backward_into(attention, executor, OperandViews<T>{query, k, v, mix}, dy, gradients,
-                             update, {"mhla::backward_into", nullptr}, nullptr);
+                             update, {"mhla::backward_into"}, nullptr);
 }
 
 /// \}

@@ -41,23 +41,6 @@ using LoweredOf =
 template <class T>
 using InPairs = std::conditional_t<std::is_same_v<T, BFloat16>, bool, std::false_type>;
 
-/// Whether a call with tensors of T multiplies bfloat16 in pairs. Not if its heads have so few
-/// features or values that rounding errors do not average out, nor under Causal if its blocks have
-/// so few tokens. Nor under BlockCausal: of a token that outweighs all others, and that one block
-/// sees in a summary that is rounded twice, too much would be lost.
-template <class T, class V>
-InPairs<T> multiplies_pairs([[maybe_unused]] const V& attention,
-                            [[maybe_unused]] const Problem& problem) {
-  constexpr Index few = 32;
-  constexpr Index few_tokens = 4;
-  if constexpr (std::is_same_v<InPairs<T>, std::false_type> || sight_of<V> == Sight::past_blocks)
-    return {};
-  else
-    return attention.precision == Precision::fast && has_pair_products() &&
-           problem.feature_dim >= few && problem.shape.value_dim >= few &&
-           !(is_causal<V> && problem.query_grid.block_tokens() < few_tokens);
-}
-
 /// Whether a variant's backward pass can be rounded. Rounding shows where differences are formed:
 /// in the derivative of a row-wise map, such as a softmax; and with a normalizer, unless what
 /// numerators and denominators have in common is subtracted before (pairs/centers.hpp). That is
@@ -68,18 +51,36 @@ inline constexpr bool rounds_backward =
     ElementwiseFeatureMap<typename L::FeatureMapType> && !mixes_products<L> &&
     !(normalizes<L> && (is_causal<L> || is_structured<L>));
 
-/// Whether a call's backward pass multiplies bfloat16 in pairs. Not with so few blocks that
-/// rounding errors of dmix do not average out. With a normalizer, numerators and denominators must
-/// have the same features (no rotation), and phi(0) must be close to 0.
+/// Whether a pass with tensors of T multiplies bfloat16 in pairs. Not if its heads have so few
+/// features or values that rounding errors do not average out, nor under Causal if its blocks have
+/// so few tokens. Nor under BlockCausal: of a token that outweighs all others, and that one block
+/// sees in a summary that is rounded twice, too much would be lost.
+///
+/// A backward pass also needs so many blocks that rounding errors of dmix average out, and with a
+/// normalizer numerators and denominators of the same features (no rotation), and phi(0) close to
+/// 0. Of stages, tokens' products are rounded in those of a forward pass.
 template <class T, class V>
-InPairs<T> multiplies_pairs_backward(const V& attention, const Problem& problem) {
-  constexpr Index few = 4;
+InPairs<T> multiplies_pairs([[maybe_unused]] const V& attention,
+                            [[maybe_unused]] const Problem& problem,
+                            [[maybe_unused]] bool backward) {
+  constexpr Index few = 32;
+  constexpr Index few_tokens = 4;
+  constexpr Index few_blocks = 4;
   constexpr float least = 1e-3f;  // from here on rounding phi(0) shows
-  if constexpr (!rounds_backward<LoweredOf<V>> || (normalizes<V> && rotates<V>)) return {};
-  if ((std::min)(problem.query_blocks, problem.key_blocks) < few) return {};
-  if constexpr (normalizes<V> && ElementwiseFeatureMap<typename V::FeatureMapType>)
-    if (!((std::abs)(value_of(attention.feature_map, 0.0f)) < least)) return {};
-  return multiplies_pairs<T>(attention, problem);
+  if constexpr (std::is_same_v<InPairs<T>, std::false_type> || sight_of<V> == Sight::past_blocks) {
+    return {};
+  } else {
+    if (attention.precision != Precision::fast || !has_pair_products()) return false;
+    if (problem.stage && problem.stage != Stage::summarize && problem.stage != Stage::read_out)
+      return false;
+    if (problem.feature_dim < few || problem.shape.value_dim < few) return false;
+    if (is_causal<V> && problem.query_grid.block_tokens() < few_tokens) return false;
+    if (!backward) return true;
+    if (!rounds_backward<LoweredOf<V>> || (normalizes<V> && rotates<V>)) return false;
+    if constexpr (normalizes<V> && ElementwiseFeatureMap<typename V::FeatureMapType>)
+      if (!((std::abs)(value_of(attention.feature_map, 0.0f)) < least)) return false;
+    return (std::min)(problem.query_blocks, problem.key_blocks) >= few_blocks;
+  }
 }
 
 /// The structured mixing of a call; nothing of a dense one.
@@ -281,6 +282,17 @@ struct Plan : Needs {
                       row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
   }
 };
+
+/// The plan of a call, or of a stage, with tensors of T; none without an output.
+template <class T, class V>
+MHLA_ONCE_A_CALL auto lay_out(Arena& arena, const V& attention, const Problem& problem,
+                              const ExecutorRef& executor, auto backward) {
+  std::optional<Plan<LoweredOf<V>, Accumulator<T>>> plan;
+  if (!problem.shape.empty())
+    plan.emplace(arena, attention, problem, executor, backward,
+                 multiplies_pairs<T>(attention, problem, backward));
+  return plan;
+}
 
 }  // namespace cpu
 

@@ -13,11 +13,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-template <class V>
-LoweredOf<V> lower(const V& attention) {
-  return {attention.feature_map, attention.normalizer, attention.scale};
-}
-
 /// The operands of a call that is laid out, the mixing matrix packed.
 template <class T, class V, class A>
 Operands<LoweredOf<V>, T> packed_operands(const V& attention, Plan<LoweredOf<V>, A>& plan,
@@ -25,7 +20,7 @@ Operands<LoweredOf<V>, T> packed_operands(const V& attention, Plan<LoweredOf<V>,
   plan.pack_mixing(x.mix);
   if constexpr (std::is_same_v<InPairs<T>, bool>)
     if (plan.mixes_pairs()) plan.rounded.pack(plan.mixing, sight_of<LoweredOf<V>>);
-  return {x, lower(attention), plan};
+  return {x, {attention.feature_map, attention.normalizer, attention.scale}, plan};
 }
 
 /// Elements of all summaries of a call: what a forward state keeps.
@@ -69,13 +64,33 @@ Unit<L, T> unit_of(const Operands<L, T>& operands, Index head, const UnitMemory<
   return unit;
 }
 
-/// Calls run(task, memory, loop) for every task of a pass: on one slot, or on all of them together.
-MHLA_ONCE_A_CALL void run_tasks(const auto& plan, const ExecutorRef& executor, const auto& run) {
+/// Calls run(index, memory, loop) for every unit, in a forward pass for every part of one: on one
+/// slot, or on all of them together. In a backward pass the units of one partial sum follow one
+/// another; if dmix is wanted, memory.grad_mixing is that sum, at first 0.
+MHLA_ONCE_A_CALL void run_units(const auto& plan, const ExecutorRef& executor, bool dmix_wanted,
+                                const auto& run) {
+  const auto run_task = [&](Index task, auto& memory, const ExecutorRef& loop) MHLA_ONCE_A_CALL {
+    const Index kv_heads = plan.problem.shape.kv_heads;
+    Index index = task;
+    Index end = task + 1;
+    if (plan.is_backward) {
+      const auto& partials = plan.partials;
+      memory.grad_mixing = panel(partials.sums.data + task * partials.size,
+                                 dmix_wanted ? plan.extents.matrices : 0, partials.matrix_size);
+      set_zero(memory.grad_mixing);
+      const auto first_of = [&](Index group) {
+        return even_split(plan.problem.sequences, partials.sequence_groups, group) * kv_heads;
+      };
+      index = first_of(task / kv_heads) + task % kv_heads;
+      end = first_of(task / kv_heads + 1);
+    }
+    for (; index < end; index += kv_heads) run(index, memory, loop);
+  };
   const Index tasks = plan.num_tasks();
   const Index whole = tasks - plan.shared_units(tasks, executor.num_slots());
   executor.parallel_for(
-      whole, [&](Index task, Index slot) { run(task, plan.units[slot], OneSlot{slot}); });
-  for (Index task = whole; task < tasks; ++task) run(task, plan.units[0], executor);
+      whole, [&](Index task, Index slot) { run_task(task, plan.units[slot], OneSlot{slot}); });
+  for (Index task = whole; task < tasks; ++task) run_task(task, plan.units[0], executor);
 }
 
 /// S and z of a unit, and y from them, by mixing in float, even if tokens' products are in pairs.
@@ -116,13 +131,13 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
   const Index columns = plan.extents.value_dim;
   const bool keeps = saved.size > 0;
   const bool in_place = keeps && plan.parts == 1;
-  const auto run = [&](Index task, const auto& memory, const ExecutorRef& loop) MHLA_ONCE_A_CALL {
-    const Index head = task / plan.parts;
+  const auto run = [&](Index index, const auto& memory, const ExecutorRef& loop) MHLA_ONCE_A_CALL {
+    const Index head = index / plan.parts;
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
         return quadratic::read_out_unit(
             quadratic::QuadraticUnit<L, T>(unit_of(operands, head, memory)), y, loop);
-    KeptSummaries<A> kept{{}, task % plan.parts * columns};
+    KeptSummaries<A> kept{{}, index % plan.parts * columns};
     if (keeps) {
       Extents whole = plan.extents;
       whole.value_dim *= plan.parts;
@@ -142,7 +157,7 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
         kept.keep(b, unit.summaries.summary(b), columns, unit.summaries.key_sum(b));
     read_out_by_float_mixing(unit, results, loop);
   };
-  run_tasks(plan, executor, run);
+  run_units(plan, executor, false, run);
 }
 
 /// S and z of a unit from where they were left, not transposed.
@@ -184,49 +199,28 @@ BackwardRequest<L, BFloat16> backward_in_pairs(const Unit<L, BFloat16>& unit,
   return left;
 }
 
-/// Calls run_unit(head, memory, loop) for all units of a backward call.
-void run_backward_units(const auto& request, const auto& plan, const ExecutorRef& executor,
-                        const auto& run_unit) {
-  const auto& partials = plan.partials;
-  const Index kv_heads = plan.problem.shape.kv_heads;
-  const Index sequences = plan.problem.sequences;
-  // The units of one partial sum, one after another.
-  const auto run = [&](Index task, auto memory, const ExecutorRef& loop) {
-    const Index kv_head = task % kv_heads;
-    const Index group = task / kv_heads;
-    if (request.mixing()) {
-      memory.grad_mixing = panel(partials.sums.data + task * partials.size, plan.extents.matrices,
-                                 partials.matrix_size);
-      set_zero(memory.grad_mixing);
-    }
-    const Index end = even_split(sequences, partials.sequence_groups, group + 1);
-    for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s)
-      run_unit(s * kv_heads + kv_head, memory, loop);
-  };
-  run_tasks(plan, executor, run);
-}
-
 /// Writes dmix, if it is wanted, from the partial sums of all units.
-template <class L, class T>
-MHLA_ONCE_A_CALL void write_mixing_gradient(const Operands<L, T>& operands,
-                                            const BackwardRequest<L, T>& request,
+template <class L, class A>
+MHLA_ONCE_A_CALL void write_mixing_gradient(const Plan<L, A>& plan,
+                                            const TensorView<const A, 3>& mix,
+                                            const GradientView<A, 3>& dmix, Update update,
                                             const ExecutorRef& executor) {
-  using A = Accumulator<T>;
-  if (!request.mixing()) return;
-  const Plan<L, A>& plan = operands.plan;
-  const PartialSums<A>& partials = plan.partials;
-  const TensorView<A, 3>& destination = request.gradients.mix.view;
-  if constexpr (!is_structured<L>)
-    write_mixing_gradient(plan.problem, partials, destination, request.update, executor);
-  else
-    executor.parallel_for(destination.extent[0], [&](Index h, Index) {
-      const TensorView<A, 2> grad = matrix_view(destination, h);
-      if (request.update == Update::overwrite)
-        for (Index i = 0; i < grad.size(); ++i) grad.element(i) = A(0);
-      const A* const sums = partials.add_up(plan.problem.shape, h, 0, partials.matrix_size);
-      if (sums != nullptr)
-        plan.structure.vjp(matrix_view(operands.mix, h), {sums, partials.matrix_size}, grad);
+  if (!dmix.wanted) return;
+  if constexpr (!is_structured<L>) {
+    write_mixing_gradient(plan.problem, plan.partials, dmix.view, update, executor);
+  } else {
+    if (update == Update::overwrite) HostKernels::clear_tensor(executor, dmix.view);
+    executor.parallel_for(dmix.view.extent[0], [&](Index h, Index) {
+      const TensorView<A, 2> grad = matrix_view(dmix.view, h);
+      const A* const sums = plan.partials.add_up(plan.problem.shape, h, 0, plan.matrix_size);
+      if (sums == nullptr) return;
+      if (plan.problem.stage != Stage::summarize_gradient)
+        return plan.structure.vjp(matrix_view(mix, h), {sums, plan.matrix_size}, grad);
+      // Own keys (Causal) leave the gradients of m_ii alone, which are in column 0.
+      for (Index i = 0; i < plan.problem.query_blocks; ++i)
+        grad(grad.extent[0] == 1 ? 0 : i, 0) += sums[plan.own_entry(i)];
     });
+  }
 }
 
 /// All units of a backward call. Summaries are taken from `saved` unless it is empty.
@@ -258,99 +252,75 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
       take_up_summaries(unit, summary_rows<L>(plan.extents, unit.keys.blocks, kept), loop);
     backward_unit(exact::Backward<L, T>{{unit}, left}, loop);
   };
-  run_backward_units(request, plan, executor, run);
+  run_units(plan, executor, request.mixing(), run);
 }
 
-/// A call of a checked problem with tensors of T, laid out; without an output it takes no memory.
-/// Refers to the attention.
-template <class V, class T, bool backward>
-class Call {
+/// A call of a checked problem with tensors of T, laid out for passes in one direction. Refers to
+/// the attention.
+template <class V, class T>
+struct Call {
   using A = Accumulator<T>;
   using L = LoweredOf<V>;
 
- public:
-  MHLA_ONCE_A_CALL Call(Arena& arena, const V& attention, const Problem& problem,
-                        const ExecutorRef& executor)
-      : attention_(attention), problem_(problem) {
-    if (!problem.shape.empty())
-      plan_.emplace(arena, attention, problem, executor, std::bool_constant<backward>(),
-                    in_pairs());
-  }
+  const V& attention;
+  Problem problem;
+  std::optional<Plan<L, A>> plan;  // none without an output
+
+  MHLA_ONCE_A_CALL Call(Arena& arena, const V& variant, const Problem& checked,
+                        const ExecutorRef& executor, auto backward)
+      : attention(variant),
+        problem(checked),
+        plan(lay_out<T>(arena, attention, problem, executor, backward)) {}
 
   /// With the number of slots that it was laid out for; views must be checked.
   MHLA_ONCE_A_CALL void run(const ExecutorRef& executor, const OperandViews<T>& x,
-                            const TensorView<T, 4>& y, ForwardState<A>* save) requires(!backward) {
+                            const TensorView<T, 4>& y, ForwardState<A>* save) {
     Span<A> saved;
     if (save != nullptr)
-      saved = save->prepare(problem_.shape, fingerprint(),
-                            plan_ && plan_->quadratic ? 0 : call_summary_size<A, V>(problem_));
-    if (plan_) {
-      run_forward(packed_operands(attention_, *plan_, x), y, saved, executor);
-      if constexpr (requires { attention_.masks; })
-        HostKernels::clear_masked(executor, attention_.masks.query, y);
+      saved = save->prepare(problem.shape, fingerprint(),
+                            plan && plan->quadratic ? 0 : call_summary_size<A, V>(problem));
+    if (plan) {
+      run_forward(packed_operands(attention, *plan, x), y, saved, executor);
+      if constexpr (requires { attention.masks; })
+        HostKernels::clear_masked(executor, attention.masks.query, y);
     }
     if (save != nullptr) save->mark_filled();
   }
+  /// Throws StateError, before anything is written, if `saved` is of another call.
   MHLA_ONCE_A_CALL void run(const ExecutorRef& executor, const OperandViews<T>& x,
-                            const BackwardRequest<L, T>& request,
-                            Span<const A> kept) requires backward {
-    if (plan_) {
-      const Operands<L, T> operands = packed_operands(attention_, *plan_, x);
-      run_backward(operands, request, kept, executor);
-      write_mixing_gradient(operands, request, executor);
+                            const BackwardRequest<L, T>& request, const ForwardState<A>* saved) {
+    Span<const A> kept;
+    if (saved != nullptr) kept = saved->summaries(problem.shape, fingerprint());
+    // An exact pass, or one with a normalizer, cannot use those of a rounded forward pass.
+    if (multiplies_pairs<T>(attention, problem, false) &&
+        (normalizes<L> || !multiplies_pairs<T>(attention, problem, true)))
+      kept = {};
+    if (plan) {
+      run_backward(packed_operands(attention, *plan, x), request, kept, executor);
+      write_mixing_gradient(*plan, x.mix, request.gradients.mix, request.update, executor);
     }
     if (request.update == Update::accumulate) return;
-    if (!plan_) {
+    if (!plan) {
       request.gradients.for_each([&](const auto& gradient, const char*) {
         HostKernels::clear_tensor(executor, gradient);
       });
-    } else if constexpr (requires { attention_.masks; }) {
-      HostKernels::clear_masked(executor, attention_.masks, request.gradients);
+    } else if constexpr (requires { attention.masks; }) {
+      HostKernels::clear_masked(executor, attention.masks, request.gradients);
     }
   }
 
-  /// The summaries that a forward call has left in `saved`, if a backward call can use them.
-  Span<const A> summaries(const ForwardState<A>* saved) const {
-    if (saved == nullptr) return {};
-    const Span<const A> kept = saved->summaries(problem_.shape, fingerprint());
-    const bool rounded = multiplies_pairs<T>(attention_, problem_);
-    if (rounded && (!multiplies_pairs_backward<T>(attention_, problem_) || normalizes<L>))
-      return {};
-    return kept;
-  }
-
- private:
-  InPairs<T> in_pairs() const {
-    if constexpr (backward) return multiplies_pairs_backward<T>(attention_, problem_);
-    return multiplies_pairs<T>(attention_, problem_);
-  }
   std::uint64_t fingerprint() const {
-    return fingerprint_of<T>(attention_, problem_, Borrowed::contents);
+    return fingerprint_of<T>(attention, problem, Borrowed::contents);
   }
-
-  const V& attention_;
-  Problem problem_;
-  std::optional<Plan<L, A>> plan_;
 };
-template <class V, class T>
-using ForwardCall = Call<V, T, false>;
-template <class V, class T>
-using BackwardCall = Call<V, T, true>;
 
 /// What a call of `function` is laid out in: the caller's workspace, or without one memory of its
 /// own.
 struct CallMemory {
   const char* function;
-  const WorkspaceView* given;
+  std::optional<WorkspaceView> given{};
   std::vector<Workspace> own{};
-  Arena arena = given == nullptr ? Arena(own) : Arena(*given);
-
-  /// The caller's.
-  WorkspaceView workspace() const { return given == nullptr ? WorkspaceView{} : *given; }
-  /// Once the call is laid out. \throws WorkspaceError.
-  void require_enough() const {
-    if (given != nullptr) require_workspace(*given, arena.used(), function);
-  }
+  Arena arena = given ? Arena(*given) : Arena(own);
 };
 
 /// Checks a forward call, lays it out in `memory`, and runs it.
@@ -360,9 +330,10 @@ MHLA_ONCE_A_CALL void checked_forward_into(const V& attention, const ExecutorRef
                                            CallMemory&& memory,
                                            ForwardState<Accumulator<T>>* save) {
   const Problem problem = checked_problem(attention, x.shape());
-  require_forward(attention, problem.shape, x, y, memory.workspace(), {}).require_addresses();
-  ForwardCall<V, T> call(memory.arena, attention, problem, executor);
-  memory.require_enough();
+  const WorkspaceView workspace = memory.given.value_or(WorkspaceView());
+  require_forward(attention, problem.shape, x, y, workspace, {}).require_addresses();
+  Call<V, T> call(memory.arena, attention, problem, executor, std::false_type());
+  if (memory.given) require_workspace(workspace, memory.arena.used(), memory.function);
   call.run(executor, x, y, save);
 }
 
@@ -375,13 +346,12 @@ MHLA_ONCE_A_CALL void checked_backward_into(const V& attention, const ExecutorRe
                                             CallMemory&& memory,
                                             const ForwardState<Accumulator<T>>* saved) {
   const Problem problem = checked_problem(attention, x.shape());
+  const WorkspaceView workspace = memory.given.value_or(WorkspaceView());
   require_enumerator("update", update, Update::accumulate);
-  require_backward(attention, problem.shape, x, dy, gradients, memory.workspace(), {})
-      .require_addresses();
-  BackwardCall<V, T> call(memory.arena, attention, problem, executor);
-  const auto kept = call.summaries(saved);
-  memory.require_enough();
-  call.run(executor, x, {dy, gradients, update}, kept);
+  require_backward(attention, problem.shape, x, dy, gradients, workspace, {}).require_addresses();
+  Call<V, T> call(memory.arena, attention, problem, executor, std::true_type());
+  if (memory.given) require_workspace(workspace, memory.arena.used(), memory.function);
+  call.run(executor, x, {dy, gradients, update}, saved);
 }
 
 }  // namespace cpu

@@ -69,7 +69,7 @@ void StageKernels<V, T>::require_memory(const Footprint& memory) {
 
 template <class V, class T>
 void StageKernels<V, T>::run(const stages::Summarize<T>& call, WorkspaceView workspace) const {
-  run_in_parts(in(workspace, {{}, call.k, call.v, {}}), [&](const auto& pass, const auto&) {
+  run_in_parts(in(workspace, call.x), [&](const auto& pass, const auto&) {
     const StageRows<V, T> rows{pass};
     pass.pack_keys();
     pass.summarize_blocks();
@@ -105,7 +105,7 @@ void StageKernels<V, T>::run(const stages::ReadOutGradient<T>& call,
 
 template <class V, class T>
 void StageKernels<V, T>::run(const stages::MixGradient<T>& call, WorkspaceView workspace) const {
-  run_in_parts(in(workspace, {{}, {}, {}, call.mix}), [&](const auto& pass, const auto&) {
+  run_in_parts(in(workspace, call.x), [&](const auto& pass, const auto&) {
     const StageRows<V, T> rows{pass};
     pass.mix_blocks_gradient(rows.sums(call.mixtures, pass.e.matrices),
                              rows.sums(call.summary_gradients, 1));

@@ -60,10 +60,9 @@ class HostHeads {
     Arena arena(workspace);
     Memory memory = lay_out(heads, arena, executor);
     std::optional<cpu::Plan<L, A>>& plan = memory.plan;
-    cpu::BackwardRequest<L, T> request{dy, gradients, Update::overwrite};
     if (plan) {
-      cpu::run_backward<L, T, A>(cpu::packed_operands(heads.attention, *plan, x), request, {},
-                                 executor);
+      cpu::run_backward<L, T, A>(cpu::packed_operands(heads.attention, *plan, x),
+                                 {dy, gradients, Update::overwrite}, {}, executor);
       if constexpr (requires { heads.attention.masks; })
         Kernels::clear_masked(executor, heads.attention.masks, gradients);
     } else {
@@ -75,9 +74,7 @@ class HostHeads {
     if (sums_over_heads(heads) && !heads.whole.shape.empty())
       gather_sums(heads, communicator, memory);
     if (!gives_dmix(heads)) return;
-    request.update = update;
-    const cpu::Operands<L, T> operands{x, cpu::lower(heads.attention), *plan};
-    cpu::write_mixing_gradient(operands, request, executor);
+    cpu::write_mixing_gradient(*plan, x.mix, gradients.mix, update, executor);
   }
 
  private:
@@ -97,9 +94,7 @@ class HostHeads {
       const cpu::PartialSums<A> all = all_sums(heads);
       memory.sums = arena.take<A>(checked_mul(all.count(), all.size));
     }
-    if (!heads.own.shape.empty())
-      memory.plan.emplace(arena, heads.attention, heads.own, executor, true,
-                          cpu::multiplies_pairs_backward<T>(heads.attention, heads.own));
+    memory.plan = cpu::lay_out<T>(arena, heads.attention, heads.own, executor, std::true_type());
     return memory;
   }
   // Rank 0 gets the partial sums of all heads, in the order in which one process adds them up.

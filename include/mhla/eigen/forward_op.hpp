@@ -189,8 +189,7 @@ class ForwardRun {
   /// Computes y from evaluated operands.
   MHLA_ONCE_A_CALL void write_result(const TensorView<T, 4>& y) const {
     cpu::checked_forward_into(op_.attention, executor_, operands_.views(), y,
-                              {"mhla: attention(q, k, v, mix).with(workspace)",
-                               op_.workspace ? &*op_.workspace : nullptr},
+                              {"mhla: attention(q, k, v, mix).with(workspace)", op_.workspace},
                               op_.state);
   }
 

@@ -195,10 +195,9 @@ MHLA_ONCE_A_CALL void write_gradients(const Op& op, const Device& device,
   const eigen::StandIn dk(gradients.key, reads(gradients.key), update);
   const eigen::StandIn dv(gradients.value, reads(gradients.value), update);
   const eigen::StandIn dmix(gradients.mix, reads(gradients.mix), update);
-  cpu::checked_backward_into(op.attention, executor, operands.views(), dy.view(), gradients, update,
-                             {"mhla: attention.backward(q, k, v, mix, dy).with(workspace)",
-                              op.workspace ? &*op.workspace : nullptr},
-                             op.state);
+  cpu::checked_backward_into(
+      op.attention, executor, operands.views(), dy.view(), gradients, update,
+      {"mhla: attention.backward(q, k, v, mix, dy).with(workspace)", op.workspace}, op.state);
   dq.hand_over();
   dk.hand_over();
   dv.hand_over();

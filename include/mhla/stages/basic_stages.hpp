@@ -103,7 +103,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
   void summarize(const RunsOn<Backend> auto& executor, const BlockRange& keys,
                  const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
                  const TensorView<A, 2>& summaries, WorkspaceView workspace) const {
-    run(executor, stages::Summarize<T>{{keys}, k, v, summaries}, workspace);
+    run(executor, stages::Summarize<T>{{keys}, {{}, k, v, {}}, summaries}, workspace);
   }
 
   /// y [batch, heads, tokens, value_dim] of query blocks. x.q has their tokens, x.mix their rows,
@@ -141,7 +141,8 @@ class BasicStages : public Backend::template Blocks<V, T> {
                     const TensorView<const A, 2>& mixtures,
                     const TensorView<A, 2>& summary_gradients, WorkspaceView workspace) const
       requires(!recurs) {
-    run(executor, stages::MixGradient<T>{{queries, keys}, mix, mixtures, summary_gradients},
+    run(executor,
+        stages::MixGradient<T>{{queries, keys}, {{}, {}, {}, mix}, mixtures, summary_gradients},
         workspace);
   }
 
@@ -169,7 +170,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
   void advance(const RunsOn<Backend> auto& executor, const BlockRange& blocks,
                const TensorView<const A, 3>& mix, const Sums<A>& sums,
                const TensorView<A, 2>& after, WorkspaceView workspace) const requires recurs {
-    run(executor, stages::Advance<T>{{blocks}, mix, sums, after}, workspace);
+    run(executor, stages::Advance<T>{{blocks}, {{}, {}, {}, mix}, sums, after}, workspace);
     if (packs && !this->has_states_before(blocks.end())) Kernels::clear_tensor(executor, after);
   }
 
@@ -190,7 +191,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
                         WorkspaceView workspace) const requires recurs {
     run(executor,
         stages::AdvanceGradient<T>{
-            {blocks}, mix, sums, mixtures, states, summary_gradients, dmix, update},
+            {blocks}, {{}, {}, {}, mix}, sums, mixtures, states, summary_gradients, dmix, update},
         workspace);
   }
 

@@ -136,13 +136,12 @@ void visit_operands(auto& call, const Blocks& of, const auto& f) {
 
 template <class T>
 struct Summarize : CallOf<Stage::summarize> {
-  TensorView<const T, 4> k;
-  TensorView<const T, 4> v;
+  OperandViews<T> x;
   TensorView<Accumulator<T>, 2> summaries;
 
   static void visit(auto& call, const auto&, const auto& f) {
-    f("k", Holds::key, call.k);
-    f("v", Holds::value, call.v);
+    f("k", Holds::key, call.x.k);
+    f("v", Holds::value, call.x.v);
     f("summaries", Holds::summaries, call.summaries);
   }
 };
@@ -184,12 +183,12 @@ struct ReadOutGradient : CallOf<Stage::read_out_gradient> {
 
 template <class T>
 struct Advance : CallOf<Stage::advance> {
-  TensorView<const Accumulator<T>, 3> mix;
+  OperandViews<T> x;
   Sums<Accumulator<T>> sums;
   TensorView<Accumulator<T>, 2> after;
 
   static void visit(auto& call, const auto& of, const auto& f) {
-    f("mix", Holds::mix, call.mix);
+    f("mix", Holds::mix, call.x.mix);
     visit_sums(call, of, f);
     f("after", Holds::states, call.after);
   }
@@ -197,7 +196,7 @@ struct Advance : CallOf<Stage::advance> {
 
 template <class T>
 struct AdvanceGradient : CallOf<Stage::advance_gradient> {
-  TensorView<const Accumulator<T>, 3> mix;
+  OperandViews<T> x;
   Sums<Accumulator<T>> sums;
   TensorView<const Accumulator<T>, 2> mixtures;
   StateGradients<Accumulator<T>> states;
@@ -206,7 +205,7 @@ struct AdvanceGradient : CallOf<Stage::advance_gradient> {
   Update mix_update;
 
   static void visit(auto& call, const auto& of, const auto& f) {
-    f("mix", Holds::mix, call.mix);
+    f("mix", Holds::mix, call.x.mix);
     visit_sums(call, of, f);
     f("mixtures", Holds::mixtures, call.mixtures);
     if (of.has_states_before(call.blocks.end())) f("after", Holds::states, call.states.after);
@@ -218,12 +217,12 @@ struct AdvanceGradient : CallOf<Stage::advance_gradient> {
 
 template <class T>
 struct MixGradient : CallOf<Stage::mix_gradient> {
-  TensorView<const Accumulator<T>, 3> mix;
+  OperandViews<T> x;
   TensorView<const Accumulator<T>, 2> mixtures;
   TensorView<Accumulator<T>, 2> summary_gradients;
 
   static void visit(auto& call, const auto&, const auto& f) {
-    f("mix", Holds::mix, call.mix);
+    f("mix", Holds::mix, call.x.mix);
     f("mixtures", Holds::mixtures, call.mixtures);
     f("summary_gradients", Holds::summaries, call.summary_gradients);
   }
