@@ -78,10 +78,11 @@ class Head {
   void mixing() const {
     for_each_group([&](Index first, Index rows) {
       const Panel<const float> part = mixing_.row_range(first, rows);
+      const Panel<float> to = mixed_.row_range(first, rows);
       if (causal_) {
-        mhla::cpu::mix_past<float>(part, first, 1, summaries_, mixed_.row_range(first, rows));
+        mhla::cpu::mix<mhla::Sight::past_tokens, float>(part, first, summaries_, to);
       } else {
-        mhla::cpu::mix<float>(part, summaries_, mixed_.row_range(first, rows));
+        mhla::cpu::mix<mhla::Sight::all, float>(part, first, summaries_, to);
       }
     });
   }
@@ -97,10 +98,11 @@ class Head {
       const Panel<float> blocks = summaries_.row_range(first, count);
       const Panel<float> columns = mixing_.col_range(first, count);
       if (causal_) {
-        mhla::cpu::mix_past_matrix_gradient<float>(mixed_, {0, blocks_}, first, 1, blocks, columns,
-                                                   triangle_);
+        mhla::cpu::mix_matrix_gradient<mhla::Sight::past_tokens, float>(mixed_, {0, blocks_}, first,
+                                                                        blocks, columns, triangle_);
       } else {
-        mhla::cpu::mix_matrix_gradient<float>(mixed_, blocks, columns, blocks_);
+        mhla::cpu::mix_matrix_gradient<mhla::Sight::all, float>(mixed_, {0, blocks_}, first, blocks,
+                                                                columns, {});
       }
     }
   }

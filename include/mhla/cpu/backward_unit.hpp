@@ -16,27 +16,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Which gradients a backward pass is to compute, and what they need: work for unwanted gradients
-/// is skipped, and the rest has the same bits.
-template <class L, class T>
-struct BackwardRequest {
-  TensorView<const T, 4> dy;
-  GradientViews<T> gradients;
-  Update update;
-
-  bool query() const { return gradients.query.wanted; }
-  bool keys() const { return gradients.key.wanted || gradients.value.wanted; }
-  bool mixing() const { return gradients.mix.wanted; }
-  /// dS~: needed for dk, dv and dmix.
-  bool mixed_summaries() const { return keys() || mixing(); }
-  /// What own queries send back to keys' features: needed for dk and m_ii's gradient.
-  bool own_keys() const { return gradients.key.wanted || mixing(); }
-  /// c, the gradient of the denominators: needed for all but dv.
-  bool denominators() const { return normalizes<L> && (query() || own_keys()); }
-  /// dQ^r = U S~^T: needed for dq and c.
-  bool query_features() const { return query() || denominators(); }
-};
-
 /// Under Causal the keys' gradients also need den and c of the same block's queries.
 template <class L>
 inline constexpr bool keeps_denominators = is_causal_within_block<L>&& normalizes<L>;
@@ -53,73 +32,18 @@ SummaryRows<A> mixed_gradients(const Unit<L, T>& unit, Index matrix) {
                         unit.orientation(), 0, unit.queries.blocks, mixes_key_sums<L>);
 }
 
-/// Where a query head's dQ^r of a tile waits until dR is known (MixedProduct).
-template <class L, class T, class A = Accumulator<T>>
-Panel<A> waiting_query_features(const Unit<L, T>& unit, Index g, Index block,
-                                const TokenTile& tile) {
-  const Extents& e = unit.extents();
-  const Index token = block * e.block_tokens + tile.offset;
-  return panel(unit.memory.grad_features.data + (g * e.query_tokens + token) * e.feature_dim,
-               tile.tokens, e.feature_dim);
-}
-
-/// dq of a tile of query head g, if it is wanted.
-template <class L, class T, class A>
-void unpack_query_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request, Index g,
-                           const TokenTile& tile, const FeatureGradients<A>& gradients,
-                           const RowBuffers<A>& row) {
-  if (request.query())
-    unpack_feature_gradient(query_features_of(unit, tile), unit.query_rows(g, unit.operands.q),
-                            gradients, unit.query_rows(g, request.gradients.query.view),
-                            request.update, row);
-}
-
-/// The rest of MixedProduct's adjoint: dR, then dz_b and dq, which waited for dR.
-template <class L, class T, class A = Accumulator<T>>
-void mixed_products_of_unit_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request,
-                                     const ExecutorRef& loop) {
-  const Extents& e = unit.extents();
-  const Span<A> grad_products = unit.memory.denominators;  // which are no longer needed
-  loop.parallel_for(e.group_size, [&](Index g, Index) {
-    multiply_left_transposed<A>(head_offsets(e, grad_products, g), unit.mixing(g),
-                                head_offsets(e, unit.memory.grad_denominators, g));
-  });
-  loop.parallel_for(unit.queries.blocks, [&](Index i, Index slot) {
-    const SlotScratch<A>& scratch = unit.plan.scratch[slot];
-    const Span<A> grad_key_sum{unit.memory.grad_key_sums.data + i * e.feature_dim, e.feature_dim};
-    std::fill_n(grad_key_sum.data, grad_key_sum.size, A(0));
-    for (Index g = 0; g < e.group_size; ++g)
-      for (const TokenTile& tile : unit.queries.tiles_of(i)) {
-        const Span<A> weight = tile_offsets(e, grad_products, g, i, tile);
-        if (request.gradients.key.wanted) {
-          const FeaturePanels<A> q = pack_query_tile(unit, g, tile, scratch);
-          weighted_row_sum<A>(grad_key_sum, q.features, weight, Into::add);
-        }
-        unpack_query_gradient(unit, request, g, tile,
-                              FeatureGradients<A>{waiting_query_features(unit, g, i, tile), weight,
-                                                  every_row(unit.summaries.key_sum(i))},
-                              scratch.row);
-      }
-  });
-}
-
 /// dS and dz of key blocks from `first` on: mixes what queries send back to them, from(matrix).
 template <class L, class T, class A, class From>
 void mix_blocks_gradient(const Unit<L, T>& unit, Index first, const SummaryRows<A>& to,
                          const From& from, bool summaries_wanted = true,
                          bool key_sums_wanted = true) {
   const Problem& problem = unit.plan.problem;
-  [[maybe_unused]] const Index lag =
-      lag_of(sight_of<L>) + problem.keys.first - problem.queries.first;
+  const Index lag = lag_of(sight_of<L>) + problem.keys.first - problem.queries.first;
   const auto mix_back = [&](Panel<A> SummaryRows<A>::*width) {
     for (Index matrix = 0; matrix < unit.extents().matrices; ++matrix) {
       const Into into = matrix == 0 ? Into::overwrite : Into::add;
-      const Panel<const A> mixing = unit.mixing(matrix);
-      if constexpr (is_causal<L>) {
-        mix_past_summary_gradient<A>(mixing, first, lag, from(matrix).*width, to.*width, into);
-      } else {
-        mix_summary_gradient<A>(mixing, first, from(matrix).*width, to.*width, into);
-      }
+      mix_summary_gradient<sight_of<L>, A>(unit.mixing(matrix), first, lag, from(matrix).*width,
+                                           to.*width, into);
     }
   };
   if (summaries_wanted) mix_back(&SummaryRows<A>::summaries);
@@ -127,36 +51,40 @@ void mix_blocks_gradient(const Unit<L, T>& unit, Index first, const SummaryRows<
     if (key_sums_wanted) mix_back(&SummaryRows<A>::key_sums);
 }
 
-/// dS and dz of a group of key blocks, in the scratch of a slot; dS only if it is asked for.
+/// dS, unless it is in pairs, and dz of a group of key blocks, in the scratch of a slot; of a
+/// structured mixing where they are.
 template <class L, class T, class A>
 SummaryRows<A> mix_group_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request,
                                   const RowGroups& groups, Index group,
-                                  const SlotScratch<A>& scratch, bool summaries_wanted = true) {
+                                  const SlotScratch<A>& scratch) {
+  if constexpr (is_structured<L>) return structured_gradients(unit).keys;
   const SummaryRows<A> grad(scratch.mixed_summaries.data, scratch.mixed_key_sums.data,
                             unit.extents(), unit.orientation(), groups.begin(group),
                             groups.size(group), normalizes<L>);
   if (unit.extents().matrices == 0) {  // no query head reads this kv head
-    if (summaries_wanted) set_zero(grad.summaries);
+    if (!unit.in_pairs) set_zero(grad.summaries);
     set_zero(grad.key_sums);
   }
   mix_blocks_gradient(
       unit, grad.first, grad, [&](Index matrix) { return mixed_gradients(unit, matrix); },
-      summaries_wanted, request.gradients.key.wanted);
+      !unit.in_pairs, request.gradients.key.wanted);
   return grad;
 }
 
-/// Calls run(columns, matrix, first, slot) for all of the unit's part of dmix, a range of columns
-/// of every matrix at a time: its key blocks from `first` on.
-template <class L, class T, class Run>
-void for_each_mixing_range(const Unit<L, T>& unit, const ExecutorRef& loop, const Run& run) {
+/// Adds the unit's part of dmix, [matrices, query blocks, key blocks], a range of columns of every
+/// matrix at a time: its key blocks from `first` on.
+template <class By>
+void add_mixing_gradient(const By& by, const ExecutorRef& loop) {
+  const auto& unit = by.unit;
   const Extents& e = unit.extents();
   const Index most = matrix_gradient_cols(unit.keys.blocks);
   loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index slot) {
     const Index first = task * most;
     const Index count = (std::min)(most, unit.keys.blocks - first);
     for (Index matrix = 0; matrix < e.matrices; ++matrix)
-      run({unit.memory.grad_mixing.row(matrix) + first, unit.queries.blocks, count, e.key_blocks},
-          matrix, first, slot);
+      by.add_mixing_gradient(
+          {unit.memory.grad_mixing.row(matrix) + first, unit.queries.blocks, count, e.key_blocks},
+          matrix, first, unit.plan.scratch[slot]);
   });
 }
 
@@ -330,31 +258,29 @@ void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures
       total.unrotated =
           is_causal_within_block<L> ? k.gradients.features.placed() : every_row(grad.key_sum);
     if (request.gradients.key.wanted)
-      unpack_feature_gradient(key_features_of(unit, tile), keys, total, key_results, request.update,
-                              scratch.row);
+      unpack_feature_gradient(features_of(unit, A(1), unit.keys, tile), keys, total, key_results,
+                              request.update, scratch.row);
   }
 }
 
 /// dk and dv of every key block of the unit; under Causal also the diagonal of dmix.
-template <class By, class Mixtures = typename By::Mixtures>
+template <class By, class L = typename By::Variant>
 void summarize_unit_gradient(const By& by, const ExecutorRef& loop) {
   const auto& unit = by.unit;
-  const auto& plan = unit.plan;
-  if constexpr (is_structured<typename By::Variant>) {
-    const Mixtures grad{structured_gradients(unit).keys};
-    loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
-      summarize_block_gradient(by, b, grad, plan.scratch[slot]);
-    });
-  } else {
-    const RowGroups groups =
-        by.groups(unit.keys.blocks, unit.queries.blocks, plan.extents.matrices > 1, loop);
-    loop.parallel_for(groups.count, [&](Index group, Index slot) MHLA_ONCE_A_CALL {
-      const auto& scratch = plan.scratch[slot];
-      const Mixtures grad = by.mix_back(groups, group, scratch);
-      for (Index b = groups.begin(group); b < groups.begin(group + 1); ++b)
-        summarize_block_gradient(by, b, grad, scratch);
-    });
-  }
+  const Index blocks = unit.keys.blocks;
+  const Into into = unit.extents().matrices > 1 ? Into::add : Into::overwrite;
+  const RowGroups groups = is_structured<L>
+                               ? RowGroups(blocks, 1)
+                               : shared_row_groups<L>(unit.extents(), blocks, unit.queries.blocks,
+                                                      into, loop.num_slots(), unit.in_pairs);
+  loop.parallel_for(groups.count, [&](Index group, Index slot) MHLA_ONCE_A_CALL {
+    const auto& scratch = unit.plan.scratch[slot];
+    typename By::Mixtures grad{mix_group_gradient(unit, by.request, groups, group, scratch)};
+    if constexpr (!is_structured<L> && requires { grad.paired; })
+      grad.paired = by.mix_back(grad, scratch.pairs);
+    for (Index b = groups.begin(group); b < groups.begin(group + 1); ++b)
+      summarize_block_gradient(by, b, grad, scratch);
+  });
 }
 
 /// All wanted gradients of one unit.
@@ -367,7 +293,7 @@ MHLA_ONCE_A_CALL void backward_unit(const By& by, const ExecutorRef& loop) {
     if constexpr (is_structured<L>)
       if (request.mixed_summaries()) mix_unit_gradient(unit, matrix, request.mixing(), loop);
   });
-  if (!is_structured<L> && request.mixing()) by.add_mixing_gradient(loop);
+  if (!is_structured<L> && request.mixing()) add_mixing_gradient(by, loop);
   if constexpr (mixes_products<L>) {
     if (request.query() || request.gradients.key.wanted)
       mixed_products_of_unit_gradient(unit, request, loop);

@@ -11,62 +11,50 @@
 #pragma once
 
 #include <mhla/cpu/gemm.hpp>
+#include <mhla/policy/causality.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// mixed [rows, width] = mixing [rows, key blocks] summaries [key blocks, width].
-template <class A>
-void mix(const Panel<const A>& mixing, const Panel<const A>& summaries, const Panel<A>& mixed) {
-  mix_rows(mixed, mixing, false, summaries, Into::overwrite);
-}
-
-/// Mixes query blocks [first, first + rows) over key blocks b <= i - lag.
-template <class A>
-void mix_past(const Panel<const A>& mixing, Index first, Index lag, const Panel<const A>& summaries,
-              const Panel<A>& mixed) {
-  const Index seen = first + mixing.rows - lag;  // by the last row
-  mix_rows(mixed, mixing.col_range(0, seen), false, summaries, Into::overwrite, Terms::past);
+/// mixed [rows, width] = mixing [rows, key blocks] summaries [key blocks, width], for query blocks
+/// [first, first + rows).
+template <Sight sight, class A>
+void mix(const Panel<const A>& mixing, Index first, const Panel<const A>& summaries,
+         const Panel<A>& mixed) {
+  if constexpr (sight == Sight::all) {
+    mix_rows(mixed, mixing, false, summaries, Into::overwrite);
+  } else {
+    const Index seen = first + mixing.rows - lag_of(sight);  // by the last row
+    mix_rows(mixed, mixing.col_range(0, seen), false, summaries, Into::overwrite, Terms::past);
+  }
 }
 
 /// The adjoint in the summaries, for key blocks [first, first + grad.rows):
-/// dS_b (+)= sum_i m_ib dS~_i                                                  // [rows, width]
-template <class A>
-void mix_summary_gradient(const Panel<const A>& mixing, Index first,
-                          const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into) {
-  mix_rows(grad, mixing.col_range(first, grad.rows), true, grad_mixed, into);
-}
-
-/// The adjoint of `mix_past` in the summaries: dS_b (+)= sum over i >= b + lag of m_ib dS~_i. Of a
-/// part of the matrix, i and b count from its corner, so that lag may be less than 0, or more
+/// dS_b (+)= sum_i m_ib dS~_i, over i >= b + lag unless all see all.            // [rows, width]
+/// Of a part of the matrix, i and b count from its corner, so that lag may be less than 0, or more
 /// than 1.
-template <class A>
-void mix_past_summary_gradient(const Panel<const A>& mixing, Index first, Index lag,
-                               const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into) {
-  // Key blocks that all query blocks see, then those that some or, the last one, none sees.
-  const Index by_all = std::clamp(-(first + lag), Index{0}, grad.rows);
-  const Index begin = first + by_all + lag;
-  const Index seen = (std::max)(mixing.rows - begin, Index{-1});  // by the first that some see
-  const Index by_some = (std::min)(seen + 1, grad.rows - by_all);
-  const Index by_none = grad.rows - by_all - by_some;
-  if (by_all > 0) mix_summary_gradient(mixing, first, grad_mixed, grad.row_range(0, by_all), into);
-  if (by_some > 0)
-    mix_rows(grad.row_range(by_all, by_some),
-             mixing.row_range(begin, seen).col_range(first + by_all, by_some), true,
-             grad_mixed.row_range(begin, seen), into, Terms::future);
-  if (into == Into::overwrite)
-    for (Index r = grad.rows - by_none; r < grad.rows; ++r)
-      std::fill_n(grad.row(r), grad.cols, A(0));
-}
-
-/// The adjoint in the mixing matrix: dm_ib += <dS~_i, S_b>, for the blocks given. Called for S and
-/// for z, it adds both terms.                                         // [query blocks, key blocks]
-/// `rows` as in multiply_right_transposed.
-template <class A>
-void mix_matrix_gradient(const Panel<const A>& grad_mixed, const Panel<const A>& summaries,
-                         const Panel<A>& grad_mixing, Index rows) {
-  multiply_right_transposed(grad_mixing, grad_mixed, summaries, Into::add, rows);
+template <Sight sight, class A>
+void mix_summary_gradient(const Panel<const A>& mixing, Index first, Index lag,
+                          const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into) {
+  if constexpr (sight == Sight::all) {
+    mix_rows(grad, mixing.col_range(first, grad.rows), true, grad_mixed, into);
+  } else {
+    // Key blocks that all query blocks see, then those that some or, the last one, none sees.
+    const Index by_all = std::clamp(-(first + lag), Index{0}, grad.rows);
+    const Index begin = first + by_all + lag;
+    const Index seen = (std::max)(mixing.rows - begin, Index{-1});  // by the first that some see
+    const Index by_some = (std::min)(seen + 1, grad.rows - by_all);
+    const Index by_none = grad.rows - by_all - by_some;
+    if (by_all > 0)
+      mix_summary_gradient<Sight::all>(mixing, first, lag, grad_mixed, grad.row_range(0, by_all),
+                                       into);
+    if (by_some > 0)
+      mix_rows(grad.row_range(by_all, by_some),
+               mixing.row_range(begin, seen).col_range(first + by_all, by_some), true,
+               grad_mixed.row_range(begin, seen), into, Terms::future);
+    if (into == Into::overwrite) set_zero(grad.row_range(grad.rows - by_none, by_none));
+  }
 }
 
 /// Query blocks [first, first + those of a panel) of `all`.
@@ -75,29 +63,38 @@ struct MatrixRows {
   Index all;
 };
 
-/// The gradient for query blocks `rows` and key blocks [first, first + summaries.rows), where
-/// b <= i - lag. `scratch` has room for a product of two key blocks each.
-template <class A>
-void mix_past_matrix_gradient(const Panel<const A>& grad_mixed, const MatrixRows& rows, Index first,
-                              Index lag, const Panel<const A>& summaries,
-                              const Panel<A>& grad_mixing, Span<A> scratch) {
-  // Query blocks from `some` on see the first of the key blocks, from `all` on the last. Computing
-  // products with blocks that a row does not see is cheaper than skipping them; they are not added.
-  const Index some = (std::min)(rows.all, first + lag);
-  const Index all = (std::min)(rows.all, first + lag + summaries.rows - 1);
-  const auto row_of = [&](Index i) {
-    return std::clamp(i - rows.first, Index{0}, grad_mixed.rows);
-  };
-  const Index begin = row_of(some);
-  const Index end = row_of(all);
-  const Panel<A> products = panel(scratch.data, end - begin, summaries.rows);
-  multiply_right_transposed(products, grad_mixed.row_range(begin, end - begin), summaries,
-                            Into::overwrite, all - some);
-  for (Index r = begin; r < end; ++r)
-    for (Index b = 0; b <= rows.first + r - lag - first; ++b)
-      grad_mixing.row(r)[b] += products.row(r - begin)[b];
-  mix_matrix_gradient(grad_mixed.row_range(end, grad_mixed.rows - end), summaries,
-                      grad_mixing.row_range(end, grad_mixed.rows - end), rows.all - all);
+/// The adjoint in the mixing matrix: dm_ib += <dS~_i, S_b>, for query blocks `rows` and key blocks
+/// [first, first + summaries.rows). Called for S and for z, it adds both terms. `scratch`, unless
+/// all see all, has room for a product of two key blocks each.         // [query blocks, key
+/// blocks]
+template <Sight sight, class A>
+void mix_matrix_gradient(const Panel<const A>& grad_mixed, const MatrixRows& rows, Index first,
+                         const Panel<const A>& summaries, const Panel<A>& grad_mixing,
+                         Span<A> scratch) {
+  if constexpr (sight == Sight::all) {
+    multiply_right_transposed(grad_mixing, grad_mixed, summaries, Into::add, rows.all);
+  } else {
+    // Query blocks from `some` on see the first of the key blocks, from `all` on the last.
+    // Computing products with blocks that a row does not see is cheaper than skipping them; they
+    // are not added.
+    constexpr Index lag = lag_of(sight);
+    const Index some = (std::min)(rows.all, first + lag);
+    const Index all = (std::min)(rows.all, first + lag + summaries.rows - 1);
+    const auto row_of = [&](Index i) {
+      return std::clamp(i - rows.first, Index{0}, grad_mixed.rows);
+    };
+    const Index begin = row_of(some);
+    const Index end = row_of(all);
+    const Panel<A> products = panel(scratch.data, end - begin, summaries.rows);
+    multiply_right_transposed(products, grad_mixed.row_range(begin, end - begin), summaries,
+                              Into::overwrite, all - some);
+    for (Index r = begin; r < end; ++r)
+      for (Index b = 0; b <= rows.first + r - lag - first; ++b)
+        grad_mixing.row(r)[b] += products.row(r - begin)[b];
+    const Index rest = grad_mixed.rows - end;
+    multiply_right_transposed(grad_mixing.row_range(end, rest), grad_mixed.row_range(end, rest),
+                              summaries, Into::add, rows.all - all);
+  }
 }
 
 }  // namespace cpu

@@ -44,15 +44,6 @@ struct Forward {
 
   const Unit<L, T>& unit;
 
-  /// Groups of `rows` blocks that mix `terms` others, `adds` one matrix after another.
-  RowGroups groups(Index rows, Index terms, bool adds, const ExecutorRef& loop) const {
-    return shared_row_groups<L>(unit.extents(), rows, terms, adds ? Into::add : Into::overwrite,
-                                loop.num_slots());
-  }
-  Mixtures mix(Index matrix, const RowGroups& groups, Index group, const SlotScratch<A>& scratch,
-               bool summaries_wanted) const {
-    return mix_group(unit, matrix, groups, group, scratch, summaries_wanted);
-  }
   /// S~ of a block.
   static Panel<A> summary(const Mixtures& mixed, Index block, const SlotScratch<A>&) {
     return mixed.summary(block);
@@ -87,21 +78,18 @@ struct Forward {
     const Span<A> inverses{at.scratch.inverses.data, denominators.size};
     const bool invertible = invert<A>(denominators, inverses);
     // The own block's contribution is added before the rows are scaled.
-    const bool scaled = !is_causal_within_block<L> && invertible;
-    if (scaled && is_in_place_of_products<A>(results))
+    if (!is_causal_within_block<L> && invertible && is_in_place_of_products<A>(results))
       return multiply_into_rows<A>(in_place_of_products<A>(table, tile, results), q.rotated,
                                    at.summary, inverses, &next);
     Panel<A> out = denominators.size == 0 ? panel_in_place<A>(table, tile, results) : Panel<A>{};
     const bool in_place = out.rows > 0;
     if (!in_place) out = panel(at.scratch.values.data, tile.tokens, unit.extents().value_dim);
-    multiply_into_rows<A>(out.placed(), q.rotated, at.summary, scaled ? inverses : Span<A>{},
-                          &next);
+    multiply_into_rows<A>(out.placed(), q.rotated, at.summary, {}, &next);
     if constexpr (is_causal_within_block<L>)
       read_out_own_tile<A>(q.rotated, at.own.rotated, at.own.values, at.own.scores, out);
     if (in_place) return;
     if (!invertible) divide_rows<A>(out, denominators);
-    scatter<T, A>(table, tile, out, invertible && !scaled ? inverses : Span<A>{}, results,
-                  Update::overwrite);
+    scatter<T, A>(table, tile, out, invertible ? inverses : Span<A>{}, results, Update::overwrite);
   }
 };
 
@@ -111,16 +99,15 @@ struct Backward : Forward<L, T> {
   using typename Forward<L, T>::Mixtures;
   using typename Forward<L, T>::Tile;
   using OwnKeys = KeyTile<A>;
-  using BlockGradient = cpu::BlockGradient<A, Panel<A>>;
   static constexpr bool stores_products = std::is_same_v<T, A>;
 
   const BackwardRequest<L, T>& request;
   using Forward<L, T>::unit;
 
   /// A block without tokens sends nothing back.
-  void clear_block(Index matrix, Index i, const SlotScratch<A>&) const {
+  void end_block(Index matrix, Index i, const SlotScratch<A>&) const {
     const SummaryRows<A> grad = mixed_gradients(unit, matrix);
-    set_zero(grad.summary(i), grad.key_sum(i));
+    if (unit.queries[i].tiles == 0) set_zero(grad.summary(i), grad.key_sum(i));
   }
   /// dS~_i^T (+)= U^T Q^r
   void add_summary_gradient(const Tile& at, const Panel<A>& rotated, const Panel<const A>& u,
@@ -144,45 +131,26 @@ struct Backward : Forward<L, T> {
     return grad;
   }
 
-  /// Adds the unit's part of dmix, [matrices, query blocks, key blocks].
-  void add_mixing_gradient(const ExecutorRef& loop) const {
+  /// dm += <dS~, S> + <dz~, z>, or C R^T, for some columns: key blocks from `first` on.
+  MHLA_ONCE_A_CALL void add_mixing_gradient(const Panel<A>& columns, Index matrix, Index first,
+                                            const SlotScratch<A>& scratch) const {
     const MatrixRows rows{unit.plan.problem.queries.first,
                           unit.queries.blocks + unit.other_queries};
-    for_each_mixing_range(
-        unit, loop,
-        [&](const Panel<A>& columns, Index matrix, Index first, Index slot) MHLA_ONCE_A_CALL {
-          const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from) {
-            const Panel<A> blocks = from.row_range(first, columns.cols);
-            if constexpr (is_causal<L>) {
-              mix_past_matrix_gradient<A>(grad_mixed, rows, first, lag_of(sight_of<L>), blocks,
-                                          columns, unit.plan.scratch[slot].triangle);
-            } else {
-              mix_matrix_gradient<A>(grad_mixed, blocks, columns, rows.all);
-            }
-          };
-          const SummaryRows<A> grad = mixed_gradients(unit, matrix);
-          add(grad.summaries, unit.summaries.summaries);
-          if constexpr (mixes_key_sums<L>) add(grad.key_sums, unit.summaries.key_sums);
-          if constexpr (mixes_products<L>) {
-            const auto heads = unit.plan.heads_of(matrix);
-            for (Index g = heads.first; g < heads.last; ++g)
-              multiply_right_transposed<A>(
-                  columns, head_offsets(unit.extents(), unit.memory.grad_denominators, g),
-                  head_offsets(unit.extents(), unit.memory.products, g)
-                      .row_range(first, columns.cols),
-                  Into::add);
-          }
-        });
+    const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from) {
+      mix_matrix_gradient<sight_of<L>, A>(
+          grad_mixed, rows, first, from.row_range(first, columns.cols), columns, scratch.triangle);
+    };
+    const SummaryRows<A> grad = mixed_gradients(unit, matrix);
+    add(grad.summaries, unit.summaries.summaries);
+    if constexpr (mixes_key_sums<L>) add(grad.key_sums, unit.summaries.key_sums);
+    if constexpr (mixes_products<L>) mixed_products_matrix_gradient(unit, matrix, first, columns);
   }
-  /// dS and dz of a group of key blocks.
-  Mixtures mix_back(const RowGroups& groups, Index group, const SlotScratch<A>& scratch) const {
-    return mix_group_gradient(unit, request, groups, group, scratch);
-  }
-  BlockGradient block_gradient(const Mixtures& mixed, Index b,
-                               const SlotScratch<A>& scratch) const {
+  BlockGradient<A, Panel<A>> block_gradient(const Mixtures& mixed, Index b,
+                                            const SlotScratch<A>& scratch) const {
     const Extents& e = unit.extents();
-    BlockGradient grad{mixed.summary(b), panel(scratch.transposed.data, e.feature_dim, e.value_dim),
-                       mixed.key_sum(b)};
+    BlockGradient<A, Panel<A>> grad{mixed.summary(b),
+                                    panel(scratch.transposed.data, e.feature_dim, e.value_dim),
+                                    mixed.key_sum(b)};
     if constexpr (mixes_products<L>)
       grad.key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
     if (request.gradients.value.wanted) transpose<A>(grad.not_transposed, grad.transposed);
@@ -199,11 +167,11 @@ struct Backward : Forward<L, T> {
         readable_panel<T>(unit.keys.table, k.tile, unit.key_rows(unit.operands.v), panels.values);
     return k;
   }
-  void key_gradient(const OwnKeys& k, const BlockGradient& grad, Prefetch* prefetch) const {
+  void key_gradient(const OwnKeys& k, const auto& grad, Prefetch* prefetch) const {
     multiply_into_rows<A>(k.gradients.rotated.placed(), k.values, grad.transposed, {}, prefetch);
   }
   /// In the tensor itself if `in_place`.
-  void value_gradient(const OwnKeys& k, const BlockGradient& grad, const TokenRows<T>* in_place,
+  void value_gradient(const OwnKeys& k, const auto& grad, const TokenRows<T>* in_place,
                       Prefetch* prefetch) const {
     const Rows<A> results = in_place != nullptr
                                 ? in_place_of_products<A>(unit.keys.table, k.tile, *in_place)

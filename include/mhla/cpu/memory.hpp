@@ -122,8 +122,7 @@ struct SlotScratch : TilePanels<A> {
 
   MHLA_ONCE_A_CALL void lay_out_pairs(Arena& arena, const Extents& e, Index group_rows,
                                       const Needs& needs) {
-    pairs = PairScratch(arena, e, needs.mixes_in_float ? 0 : group_rows, needs.own_tiles,
-                        needs.is_backward, !needs.own_tiles && !needs.mixes_in_float);
+    pairs = PairScratch(arena, e, needs.mixes_in_float ? 0 : group_rows, needs);
   }
 };
 
@@ -247,7 +246,7 @@ struct UnitMemory {
       if (needs.is_backward) centers = Centers(arena, e, false, false);
       return;
     }
-    const SummaryShape shape = paired_summary(e, needs.is_backward);
+    const SummaryShape shape(e, needs.is_backward);
     paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
     if (needs.is_backward || !needs.own_tiles)
       centers = Centers(arena, e, !needs.own_tiles, needs.is_backward && needs.normalizer());

@@ -110,13 +110,15 @@ inline Index matrix_gradient_cols(Index cols) { return cols < 128 ? 32 : 64; }
 /// The groups of `rows` mixtures of `terms` blocks each if slots share them: the same number for
 /// every slot, provided the bits are the same for any groups. They are not if rows of summaries or
 /// of key sums end in half a vector, where kernels sum pairs of rows differently from single rows.
+/// Those of mixing in pairs are, of whole pairs.
 template <class L>
 MHLA_ONCE_A_CALL RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into,
-                                             Index num_slots) {
+                                             Index num_slots, bool in_pairs) {
   constexpr Index vector = 16;
   RowGroups groups = row_groups<L>(e, rows, terms);
-  const bool same_bits =
-      e.feature_dim % vector == 0 || (terms <= max_placed_rows && into == Into::overwrite);
+  if (in_pairs && groups.unit % 2 != 0) groups = RowGroups(rows, groups.most, 2);
+  const bool same_bits = in_pairs || e.feature_dim % vector == 0 ||
+                         (terms <= max_placed_rows && into == Into::overwrite);
   if (same_bits)
     groups.count =
         (std::min)(ceil_div(rows, groups.unit), ceil_div(groups.count, num_slots) * num_slots);

@@ -252,7 +252,7 @@ struct Plan : Needs {
   Orientation orientation() const {
     return is_backward ? Orientation::transposed : Orientation::not_transposed;
   }
-  SummaryShape summary_shape() const { return paired_summary(extents, is_backward); }
+  SummaryShape summary_shape() const { return {extents, is_backward}; }
 
  private:
   // Whether a unit is rounded or exact is decided by all of its head's values.

@@ -34,14 +34,6 @@
 //   dm_ii += sum_j <K^r_j, dK^r_j / m_ii> + <K_j, dK_j / m_ii>
 //
 // No entry above the diagonal is ever multiplied, so that a NaN does not reach earlier tokens.
-//
-// The MixedProduct normalizer of the released vision, DiT and video code has other denominators.
-// All blocks have n tokens; p is a token's offset in its block; R, den, C and dR are [blocks, n].
-//
-//   R_bp = <Q_bp, z_b>           den_ip = sum_b m_ib R_bp + epsilon
-//
-// Adjoint, with C_ip the gradient of den_ip:
-//   dm += C R^T    dR = m^T C    dQ_bp += dR_bp z_b    dz_b += sum_p dR_bp Q_bp
 #pragma once
 
 #include <mhla/cpu/gemm.hpp>
@@ -67,10 +59,10 @@ void summarize(const Panel<const A>& features, const Panel<const A>& rotated,
 }
 
 /// den = Q z~ + epsilon                                                          // [tile tokens]
-/// `key_sums` is a Span, z~ of the block, or under Causal a Panel, p_t of every token.
-template <class A, class KeySums>
-void mixed_key_sum_denominators(const Panel<const A>& features, const KeySums& key_sums, A epsilon,
-                                Span<A> denominators) {
+/// Of `key_sums` every row is z~ of the block, or under Causal p_t.
+template <class A>
+void mixed_key_sum_denominators(const Panel<const A>& features, const Panel<const A>& key_sums,
+                                A epsilon, Span<A> denominators) {
   row_products(denominators, features, key_sums);
   for (A& den : denominators) den += epsilon;
 }

@@ -221,7 +221,7 @@ class StageRun {
     const exact::Backward<L, T> by{{unit}, request};
     read_out_unit_gradient(by, loop, hand_over);
     if constexpr (!recurs) {
-      if (request.mixing()) by.add_mixing_gradient(loop);
+      if (request.mixing()) add_mixing_gradient(by, loop);
       for (Index matrix = 0; matrix < unit.extents().matrices; ++matrix) hand_over(matrix);
     }
     if constexpr (keeps_denominators<L>) copy_denominators(unit, call.left.denominators);
@@ -230,9 +230,9 @@ class StageRun {
   void run_unit(const stages::MixGradient<T>& call, Unit& unit, const ExecutorRef& loop) const {
     const SummaryRows<A> grad = sums_of(unit, call.summary_gradients);
     const auto mixtures = [&](Index matrix) { return sums_of(unit, call.mixtures, matrix); };
+    const Into into = unit.extents().matrices > 1 ? Into::add : Into::overwrite;
     const RowGroups groups = shared_row_groups<L>(
-        unit.extents(), unit.keys.blocks, unit.queries.blocks,
-        unit.extents().matrices > 1 ? Into::add : Into::overwrite, loop.num_slots());
+        unit.extents(), unit.keys.blocks, unit.queries.blocks, into, loop.num_slots(), false);
     loop.parallel_for(groups.count, [&](Index group, Index) {
       const Index first = groups.begin(group);
       mix_blocks_gradient(unit, first, grad.row_range(first, groups.size(group)), mixtures);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Units of work, and their tiles of tokens at work on a slot: panels, those of their own block's
-// keys, and what is fetched meanwhile for the next.
+// Units of work, what backward passes are asked for, and tiles of tokens at work on a slot: panels,
+// those of their own block's keys, and what is fetched meanwhile for the next.
 #pragma once
 
 #include <mhla/cpu/plan.hpp>
@@ -62,7 +62,7 @@ struct Unit {
       states{};  // that a recurrence left before its blocks: of the first matrix, not transposed
   bool states_after = false;  // whether later blocks take its states
 
-  bool in_pairs = false;  // Precision::fast
+  bool in_pairs = false;  // whether S and S~ are, and dS~ and dS (Precision::fast)
   const Plan<L, A>& plan = operands.plan;
 
   const Extents& extents() const { return plan.extents; }
@@ -106,14 +106,6 @@ TileFeatures<typename L::FeatureMapType, A> features_of(const Unit<L, T>& unit, 
                                                         const TokenTile& tile) {
   return {unit.operands.variant.feature_map, unit.plan.rotation, scale, of.table, tile};
 }
-template <class L, class T>
-auto query_features_of(const Unit<L, T>& unit, const TokenTile& tile) {
-  return features_of(unit, unit.operands.scale(), unit.queries, tile);
-}
-template <class L, class T>
-auto key_features_of(const Unit<L, T>& unit, const TokenTile& tile) {
-  return features_of(unit, Accumulator<T>(1), unit.keys, tile);
-}
 
 /// Where the features of a tile are packed. Those before the rotation are the normalizer's.
 template <class L, class A>
@@ -127,15 +119,16 @@ template <class L, class T, class A>
 FeaturePanels<A> pack_query_tile(const Unit<L, T>& unit, Index g, const TokenTile& tile,
                                  const SlotScratch<A>& scratch) {
   const auto panels = feature_panels<L, A>(scratch, tile.tokens, unit.extents().feature_dim);
-  pack_features(query_features_of(unit, tile), unit.query_rows(g, unit.operands.q), panels,
-                scratch.row);
+  pack_features(features_of(unit, unit.operands.scale(), unit.queries, tile),
+                unit.query_rows(g, unit.operands.q), panels, scratch.row);
   return panels;
 }
 template <class L, class T, class A>
 FeaturePanels<A> pack_key_tile(const Unit<L, T>& unit, const TokenTile& tile,
                                const TilePanels<A>& in, const RowBuffers<A>& row) {
   const auto panels = feature_panels<L, A>(in, tile.tokens, unit.extents().feature_dim);
-  pack_features(key_features_of(unit, tile), unit.key_rows(unit.operands.k), panels, row);
+  pack_features(features_of(unit, A(1), unit.keys, tile), unit.key_rows(unit.operands.k), panels,
+                row);
   return panels;
 }
 
@@ -204,12 +197,10 @@ Span<const A> tile_denominators(const Unit<L, T>& unit, const QueryTile<A, Summa
                                 const Panel<A>& features) {
   if constexpr (mixes_key_sums<L>) {
     const Span<A> denominators{at.scratch.denominators.data, features.rows};
-    const A epsilon = static_cast<A>(unit.operands.variant.normalizer.epsilon);
-    if constexpr (is_causal_within_block<L>) {
-      mixed_key_sum_denominators<A>(features, at.own.key_sums, epsilon, denominators);
-    } else {
-      mixed_key_sum_denominators<A>(features, at.mixed.key_sum(at.block), epsilon, denominators);
-    }
+    const Span<A> z = at.mixed.key_sum(at.block);
+    mixed_key_sum_denominators<A>(
+        features, is_causal_within_block<L> ? at.own.key_sums : Panel<A>{z.data, 1, z.size, 0},
+        static_cast<A>(unit.operands.variant.normalizer.epsilon), denominators);
     return denominators;
   } else if constexpr (mixes_products<L>) {
     return tile_offsets(unit.extents(), unit.memory.denominators, g, at.block, at.tile());
@@ -313,6 +304,36 @@ void prefetch_summary(const SummaryRows<A>& rows, Index row, Index part, Index p
   const Index end = even_split(summaries.cols, parts, part + 1);
   prefetch.add_piece(summaries.row(row - rows.first) + begin,
                      (end - begin) * static_cast<Index>(sizeof(A)));
+}
+
+/// Which gradients a backward pass is to compute, and what they need: work for unwanted gradients
+/// is skipped, and the rest has the same bits.
+template <class L, class T>
+struct BackwardRequest {
+  TensorView<const T, 4> dy;
+  GradientViews<T> gradients;
+  Update update;
+
+  bool query() const { return gradients.query.wanted; }
+  bool keys() const { return gradients.key.wanted || gradients.value.wanted; }
+  bool mixing() const { return gradients.mix.wanted; }
+  /// dS~: needed for dk, dv and dmix.
+  bool mixed_summaries() const { return keys() || mixing(); }
+  /// What own queries send back to keys' features: needed for dk and m_ii's gradient.
+  bool own_keys() const { return gradients.key.wanted || mixing(); }
+  /// dQ^r = U S~^T: needed for dq, and for the gradient of the denominators, which all but dv need.
+  bool query_features() const { return query() || (normalizes<L> && own_keys()); }
+};
+
+/// dq of a tile of query head g, if it is wanted.
+template <class L, class T, class A>
+void unpack_query_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request, Index g,
+                           const TokenTile& tile, const FeatureGradients<A>& gradients,
+                           const RowBuffers<A>& row) {
+  if (request.query())
+    unpack_feature_gradient(features_of(unit, unit.operands.scale(), unit.queries, tile),
+                            unit.query_rows(g, unit.operands.q), gradients,
+                            unit.query_rows(g, request.gradients.query.view), request.update, row);
 }
 
 }  // namespace cpu

@@ -36,12 +36,10 @@ struct Backward : Forward<L> {
   using typename Forward<L>::Mixtures;
   using typename Forward<L>::Tile;
   using OwnKeys = KeyTile<float, PairedRows>;
-  using BlockGradient = cpu::BlockGradient<float, VnniPanel>;
   static constexpr bool stores_products = true;
 
   const BackwardRequest<L, BFloat16>& request;
   const Centers* centers;  // of the unit, if its summaries lack them
-  using Forward<L>::mixes_in_float;
   using Forward<L>::unit;
 
   /// The row of query block i in what has a row for every matrix and query block.
@@ -53,17 +51,17 @@ struct Backward : Forward<L> {
     return pair_panel(in.turned.data, unit.extents().feature_dim, unit.extents().value_dim);
   }
 
-  /// A block without tokens sends nothing back.
-  void clear_block(Index matrix, Index i, const SlotScratch<float>& scratch) const {
-    const SummaryRows<float> grad = mixed_gradients(unit, matrix);
-    const Panel<float> sums = mixes_in_float() ? grad.summary(i) : summary_gradient(scratch);
-    set_zero(sums, grad.key_sum(i));
-    if (centers != nullptr) set_zero(centers->gradients.row_range(row_of(matrix, i), 1));
-    if (!mixes_in_float()) finish(paired_gradients(unit, matrix).half(i), sums);
-  }
-  void end_block(Index matrix, Index i) const {
-    if (mixes_in_float() || (i % 2 == 0 && i + 1 < unit.queries.blocks)) return;
-    paired_gradients(unit, matrix).complete(i, is_causal<L>);
+  /// Completes dS~ of pairs of blocks. A block without tokens sends nothing back.
+  void end_block(Index matrix, Index i, const SlotScratch<float>& scratch) const {
+    if (unit.queries[i].tiles == 0) {
+      const SummaryRows<float> grad = mixed_gradients(unit, matrix);
+      const Panel<float> sums = unit.in_pairs ? summary_gradient(scratch) : grad.summary(i);
+      set_zero(sums, grad.key_sum(i));
+      if (centers != nullptr) set_zero(centers->gradients.row_range(row_of(matrix, i), 1));
+      if (unit.in_pairs) finish(paired_gradients(unit, matrix).half(i), sums);
+    }
+    if (unit.in_pairs && (i % 2 == 1 || i + 1 == unit.queries.blocks))
+      paired_gradients(unit, matrix).complete(i, is_causal<L>);
   }
 
   /// Packs a query tile's own keys and values: v, its transpose, and m_ii phi(k).
@@ -89,7 +87,7 @@ struct Backward : Forward<L> {
     const Panel<float> sums = summary_gradient(at.scratch);
     const LeftFactor a = pair_tokens(u, at.scratch.pairs.values).transposed();
     const VnniPanel b = pair_tokens(rotated, at.scratch.pairs.features);
-    if (last && !mixes_in_float())  // only this step rounds
+    if (last && unit.in_pairs)  // only this step rounds
       return multiply(
           paired_gradients(unit, at.matrix).half(at.block, first ? Panel<float>{} : sums), a, b,
           prefetch);
@@ -136,37 +134,34 @@ struct Backward : Forward<L> {
                             weights, into);
   }
 
-  /// Adds the unit's part of dmix, [matrices, query blocks, key blocks].
-  void add_mixing_gradient(const ExecutorRef& loop) const {
-    const Index lag = is_causal<L> ? lag_of(sight_of<L>) : -unit.keys.blocks;
-    for_each_mixing_range(
-        unit, loop, [&](const Panel<float>& columns, Index matrix, Index first, Index) {
-          mix_matrix_gradient(paired_gradients(unit, matrix), paired_summaries(unit), first, lag,
-                              columns);
-          if constexpr (normalizes<L>) {
-            const auto add = [&](const Panel<float>& grad, const Panel<float>& from) {
-              cpu::mix_matrix_gradient<float>(grad, from.row_range(first, columns.cols), columns,
-                                              grad.rows);
-            };
-            add(mixed_gradients(unit, matrix).key_sums, unit.summaries.key_sums);
-            if (centers != nullptr)
-              add(centers->gradients.row_range(row_of(matrix, 0), unit.queries.blocks),
-                  centers->sums(unit.keys.blocks));
-          }
-        });
+  /// dm += <dS~, S> + <dz~, z>, and <p, W> of `centers`, for some columns: key blocks from `first`
+  /// on.
+  void add_mixing_gradient(const Panel<float>& columns, Index matrix, Index first,
+                           const SlotScratch<float>&) const {
+    mix_matrix_gradient(paired_gradients(unit, matrix), paired_summaries(unit), first,
+                        is_causal<L> ? lag_of(sight_of<L>) : -unit.keys.blocks, columns);
+    if constexpr (normalizes<L>) {
+      const auto add = [&](const Panel<float>& grad, const Panel<float>& from) {
+        multiply_right_transposed<float>(columns, grad, from.row_range(first, columns.cols),
+                                         Into::add, grad.rows);
+      };
+      add(mixed_gradients(unit, matrix).key_sums, unit.summaries.key_sums);
+      if (centers != nullptr)
+        add(centers->gradients.row_range(row_of(matrix, 0), unit.queries.blocks),
+            centers->sums(unit.keys.blocks));
+    }
   }
-  /// dS and dz of a group of key blocks.
-  Mixtures mix_back(const RowGroups& groups, Index group, const SlotScratch<float>& scratch) const {
-    return {cpu::mix_group_gradient(unit, request, groups, group, scratch, false),
-            mix_blocks(
-                unit, unit.plan.rounded.keys, {groups.begin(group), groups.size(group)},
-                {groups.begin(group) + lag_of(sight_of<L>), true}, 0, unit.extents().matrices,
-                [&](Index matrix) { return paired_gradients(unit, matrix); }, scratch.pairs)};
+  /// dS of a group of key blocks in pairs.
+  MixedSummaries mix_back(const Mixtures& group, const PairScratch& scratch) const {
+    return mix_blocks(
+        unit, unit.plan.rounded.keys, group, {group.first + lag_of(sight_of<L>), true}, 0,
+        unit.extents().matrices, [&](Index matrix) { return paired_gradients(unit, matrix); },
+        scratch);
   }
-  BlockGradient block_gradient(const Mixtures& mixed, Index b,
-                               const SlotScratch<float>& scratch) const {
-    const BlockGradient grad{this->summary(mixed, b, scratch), turned(scratch.pairs),
-                             mixed.key_sum(b)};
+  BlockGradient<float, VnniPanel> block_gradient(const Mixtures& mixed, Index b,
+                                                 const SlotScratch<float>& scratch) const {
+    const BlockGradient<float, VnniPanel> grad{this->summary(mixed, b, scratch),
+                                               turned(scratch.pairs), mixed.key_sum(b)};
     if (request.gradients.value.wanted) turn(grad.not_transposed, grad.transposed);
     if (centers != nullptr && request.gradients.key.wanted)
       subtract_center(*centers, grad.transposed, grad.key_sum, scratch.pairs);
@@ -192,12 +187,12 @@ struct Backward : Forward<L> {
     k.keys = pair_features(k.features.rotated, pairs.feature_rows);
     return k;
   }
-  void key_gradient(const OwnKeys& k, const BlockGradient& grad, Prefetch* prefetch) const {
+  void key_gradient(const OwnKeys& k, const auto& grad, Prefetch* prefetch) const {
     multiply(k.gradients.rotated, k.values, grad.transposed, Into::overwrite, prefetch);
   }
   /// In the tensor itself if `tensor` is given.
-  void value_gradient(const OwnKeys& k, const BlockGradient& grad,
-                      const TokenRows<BFloat16>* tensor, Prefetch* prefetch) const {
+  void value_gradient(const OwnKeys& k, const auto& grad, const TokenRows<BFloat16>* tensor,
+                      Prefetch* prefetch) const {
     if (tensor != nullptr)
       return multiply(stored_in(in_place(unit.keys.table, k.tile, *tensor), tensor->dim, {}),
                       k.keys, grad.not_transposed, prefetch);

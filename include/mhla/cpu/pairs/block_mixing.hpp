@@ -18,15 +18,6 @@ struct MixingTerms {
   const float* scales;  // [blocks of the group], of the weights' rows; null: 1
 };
 
-/// Whether pairs [begin, end) of every matrix's summaries are.
-template <class TermsOf>
-bool are_finite(Index matrices, const TermsOf& terms_of, Index begin, Index end) {
-  for (Index matrix = 0; matrix < matrices; ++matrix)
-    for (Index pair = begin; pair < end; ++pair)
-      if (terms_of(matrix).summaries.finite(2 * pair) == 0) return false;
-  return true;
-}
-
 /// mixed = the sum of scaled weights times summaries over all matrices, of all blocks or of those
 /// that a triangle's rows have; terms_of(matrix) are MixingTerms. `sums` has room for
 /// 2 * mixed_at_once floats of each row.
@@ -41,7 +32,10 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of, b
     const Index rows = (std::min)(strip_rows, mixed.blocks - row);
     const Index begin = all ? 0 : triangle.begin(row);
     const Index end = all ? pairs : triangle.end(row, rows, pairs);
-    const bool in_strips = all || are_finite(matrices, terms_of, begin, end);
+    bool in_strips = true;
+    for (Index matrix = 0; matrix < matrices && !all; ++matrix)
+      for (Index pair = begin; pair < end; ++pair)
+        in_strips = in_strips && terms_of(matrix).summaries.finite(2 * pair) != 0;
     const auto scales_of = [&](Index matrix) {
       const float* const scales = matrix < matrices ? terms_of(matrix).scales : nullptr;
       return scales == nullptr ? nullptr : scales + row;
@@ -100,7 +94,7 @@ MHLA_OUT_OF_LINE inline void mix_matrix_gradient(const PairedSummaries& grad_mix
   constexpr Index step = 32;  // elements that a tile takes at once
   const PairFunctions<float>& kernels = pair_functions<float>();
   const Index elements = ceil_div(grad_mixed.shape.rows * grad_mixed.shape.cols, step) * step;
-  const Index stride = summaries.stride();
+  const Index stride = PairedSummaries::stride(summaries.shape);
   const Index end = first + columns.cols;
   for (Index at = 0; at < elements; at += piece) {
     const Index length = (std::min)(piece, elements - at);

@@ -137,7 +137,7 @@ void mix_values(const Unit<L, BFloat16>& unit, Index matrix, Index first,
   const Index row_of_block = matrix * unit.extents().query_blocks + first;
   const Panel<float> mixed = centers.mixed.row_range(row_of_block, products.rows);
   const Panel<const float> mixing = unit.mixing(matrix).row_range(first, products.rows);
-  mix<float>(mixing, sums, mixed);
+  mix<Sight::all, float>(mixing, first, sums, mixed);
   multiply_right_transposed<float>(products, mixed, sums);
   for (Index r = 0; r < products.rows; ++r) {
     const float* const weights = mixing.row(r);
@@ -245,7 +245,7 @@ SampledTerms sample_terms(const Unit<L, BFloat16>& unit) {
     const Panel<const float> all = unit.mixing(matrix);
     const Panel<const float> mixing{all.row(step / 2), count, all.cols, step * all.stride};
     const Panel<float> mixed = centers.mixed.row_range(matrix * unit.extents().query_blocks, count);
-    mix<float>(mixing, centers.sums(all.cols), mixed);
+    mix<Sight::all, float>(mixing, 0, centers.sums(all.cols), mixed);
     for (Index r = 0; r < count; ++r) {
       const float* const weights = mixing.row(r);
       float row_tokens = 0;

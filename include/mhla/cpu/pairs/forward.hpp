@@ -80,7 +80,7 @@ void for_each_key_block(const Unit<L, BFloat16>& unit, const ExecutorRef& loop,
   loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
     for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
       sum_up(b, unit.plan.scratch[slot]);
-    if (!unit.plan.mixes_in_float) paired_summaries(unit).complete(2 * pair, is_causal<L>);
+    if (unit.in_pairs) paired_summaries(unit).complete(2 * pair, is_causal<L>);
   });
 }
 
@@ -93,23 +93,23 @@ void summarize_unit(const Unit<L, BFloat16>& unit, const Centers* centers,
   });
 }
 
-/// S~_i of some query blocks or dS_b^T of some key blocks, in the scratch of a slot: what `mixing`
-/// makes of summaries_of(matrix), summed over matrices of the unit.
-template <class L, class SummariesOf>
+/// S~_i of a group of query blocks or dS_b^T of one of key blocks, in the scratch of a slot: what
+/// `mixing` makes of summaries_of(matrix), summed over matrices of the unit.
+template <class L>
 MixedSummaries mix_blocks(const Unit<L, BFloat16>& unit, const RoundedRows& mixing,
-                          const BlockRange& blocks, Triangle triangle, Index first_matrix,
-                          Index matrices, const SummariesOf& summaries_of,
-                          const PairScratch& scratch) {
+                          const SummaryRows<float>& group, Triangle triangle, Index first_matrix,
+                          Index matrices, const auto& summaries_of, const PairScratch& scratch) {
   const Index parts = unit.plan.rounded.parts;
-  const MixedSummaries mixed{scratch.mixed.data, blocks.count, unit.plan.summary_shape()};
+  const Index rows = group.summaries.rows;
+  const MixedSummaries mixed{scratch.mixed.data, rows, unit.plan.summary_shape()};
   if (matrices == 0)  // no query head reads this kv head
-    std::fill_n(mixed.data, mixed.blocks * MixedSummaries::stride(mixed.shape), Pair{0});
+    std::fill_n(mixed.data, rows * MixedSummaries::stride(mixed.shape), Pair{0});
   if (matrices == 0) return mixed;
   const auto terms_of = [&](Index index) {
     const PairedSummaries from = summaries_of(first_matrix + index / parts);
     const Index matrix = unit.matrix_of(first_matrix + index / parts);
-    return MixingTerms{mixing.of(index % parts, matrix, blocks.first, blocks.count, from.blocks),
-                       from, mixing.scales_of(matrix, blocks.first)};
+    return MixingTerms{mixing.of(index % parts, matrix, group.first, rows, from.blocks), from,
+                       mixing.scales_of(matrix, group.first)};
   };
   mix(mixed, matrices * parts, terms_of, !is_causal<L>, triangle, scratch.mixed_sums);
   return mixed;
@@ -167,32 +167,15 @@ struct Forward {
 
   const Unit<L, BFloat16>& unit;
 
-  bool mixes_in_float() const { return unit.plan.mixes_in_float; }
-
-  /// Groups of `rows` blocks that mix `terms` others, each of whole pairs; the bits are the same
-  /// for any groups.
-  RowGroups groups(Index rows, Index terms, bool, const ExecutorRef& loop) const {
-    if (mixes_in_float())
-      return shared_row_groups<L>(unit.extents(), rows, terms, Into::overwrite, loop.num_slots());
-    RowGroups groups = row_groups<L>(unit.extents(), rows, terms);
-    groups = RowGroups(rows, groups.most, groups.unit % 2 == 0 ? groups.unit : 2);
-    groups.count = (std::min)(ceil_div(rows, groups.unit),
-                              ceil_div(groups.count, loop.num_slots()) * loop.num_slots());
-    return groups;
-  }
-  Mixtures mix(Index matrix, const RowGroups& groups, Index group,
-               const SlotScratch<float>& scratch, bool summaries_wanted) const {
-    Mixtures mixed{cpu::mix_group(unit, matrix, groups, group, scratch, mixes_in_float())};
-    if (summaries_wanted && !mixes_in_float())
-      mixed.paired = mix_blocks(
-          unit, unit.plan.rounded.queries, {mixed.first, mixed.summaries.rows},
-          {mixed.first + 1 - lag_of(sight_of<L>)}, matrix, 1,
-          [&](Index) { return paired_summaries(unit); }, scratch.pairs);
-    return mixed;
+  /// S~ of a group of query blocks in pairs.
+  MixedSummaries mix(const Mixtures& group, Index matrix, const PairScratch& scratch) const {
+    return mix_blocks(
+        unit, unit.plan.rounded.queries, group, {group.first + 1 - lag_of(sight_of<L>)}, matrix, 1,
+        [&](Index) { return paired_summaries(unit); }, scratch);
   }
   /// S~ of a block.
   VnniPanel summary(const Mixtures& mixed, Index block, const SlotScratch<float>& scratch) const {
-    if (mixes_in_float()) return round_summary(mixed.summary(block), scratch.pairs);
+    if (!unit.in_pairs) return round_summary(mixed.summary(block), scratch.pairs);
     return mixed.paired.data == nullptr ? VnniPanel{} : mixed.paired.of(block - mixed.first);
   }
 

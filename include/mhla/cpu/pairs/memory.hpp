@@ -12,24 +12,25 @@ namespace cpu {
 /// Rows and columns of a summary: S has features as rows, and its transpose, which the backward
 /// pass has, values.
 struct SummaryShape {
-  Index rows;
-  Index cols;
+  Index rows = 0;
+  Index cols = 0;
+
+  SummaryShape() = default;
+  SummaryShape(const Extents& e, bool backward)
+      : rows(backward ? e.value_dim : e.feature_dim),
+        cols(backward ? e.feature_dim : e.value_dim) {}
 
   /// Elements of half its rows: what is paired, once mixed, with the other half.
   Index half() const { return checked_mul(pairs_of(rows), cols); }
   Panel<float> sums(Span<float> memory) const { return whole_panel(memory.data, rows, cols); }
 };
-inline SummaryShape paired_summary(const Extents& e, bool backward) {
-  return backward ? SummaryShape{e.value_dim, e.feature_dim}
-                  : SummaryShape{e.feature_dim, e.value_dim};
-}
 
 /// Summaries of blocks, those of 2 b and 2 b + 1 in pairs: [pairs of blocks, rows, cols]. After all
 /// of them, under a causality, whether each pair is finite.
 struct PairedSummaries {
   Pair* data = nullptr;
   Index blocks = 0;
-  SummaryShape shape{};
+  SummaryShape shape;
 
   /// From pair to pair: an odd number of cache lines, as Extents::summary_stride. There is room for
   /// both halves in whole vectors.
@@ -37,32 +38,37 @@ struct PairedSummaries {
     constexpr Index line = 16;
     return checked_mul((ceil_div(checked_mul(2, shape.half()), line) + 1) | 1, line);
   }
-  Index stride() const { return stride(shape); }
   static Index size(const SummaryShape& shape, Index blocks) {
     return checked_mul(pairs_of(blocks), stride(shape) + 1);
   }
 
   /// The pair that a block is in, as a matrix.                                   // [rows, cols]
   VnniPanel with(Index block) const {
-    return {data + block / 2 * stride(), shape.rows, shape.cols, shape.cols};
+    return {data + block / 2 * stride(shape), shape.rows, shape.cols, shape.cols};
   }
   /// Whether the pair of a block is finite; complete() writes it.
-  Pair& finite(Index block) const { return data[pairs_of(blocks) * stride() + block / 2]; }
+  Pair& finite(Index block) const { return data[pairs_of(blocks) * stride(shape) + block / 2]; }
   /// Once its blocks' sums are there. After the last row is 0: an odd row's partner, and the end of
   /// the last vector.
   void complete(Index block, bool notes_finite) const {
     const Index used = shape.rows * shape.cols;
-    std::fill_n(with(block).data + used, stride() - used, Pair{0});
+    std::fill_n(with(block).data + used, stride(shape) - used, Pair{0});
     if (notes_finite)
-      finite(block) = pair_functions<float>().all_finite({with(block).data, 1, stride(), 0});
+      finite(block) = pair_functions<float>().all_finite({with(block).data, 1, stride(shape), 0});
   }
-  /// What a block's sums, and `add` unless it is empty, become.
+  /// What a block's sums become, rounded, the odd block's after the even one's; `add`, if it has
+  /// rows, is added to them before.
   PairProduct half(Index block, const Panel<float>& add = {}) const {
-    return half_of(with(block), static_cast<int>(block % 2), add);
+    return {.into = block % 2 == 0 ? PairSums::lower_halves : PairSums::upper_halves,
+            .sums_stride = add.stride,
+            .pairs = with(block).data,
+            .pairs_stride = shape.cols,
+            .stored_cols = shape.cols,
+            .add = add.rows > 0 ? add.data : nullptr};
   }
   /// Some elements of one half of all of them, [pairs of blocks, count]: mixing's right factor.
   VnniPanel elements(Index first, Index count) const {
-    return {data + first, pairs_of(blocks), count, stride()};
+    return {data + first, pairs_of(blocks), count, stride(shape)};
   }
 };
 
@@ -70,7 +76,7 @@ struct PairedSummaries {
 struct MixedSummaries {
   Pair* data = nullptr;
   Index blocks = 0;
-  SummaryShape shape{};
+  SummaryShape shape;
 
   static Index stride(const SummaryShape& shape) { return whole_columns(shape.half()) + 16; }
   /// Of block `row` of the group.                                         // [pairs of rows, cols]
@@ -176,26 +182,25 @@ struct PairScratch : PairPanels {
   PairPanels own;      // of a backward pass: keys beside queries, or m_ii phi(k)
 
   PairScratch() = default;
-  MHLA_ONCE_A_CALL PairScratch(Arena& arena, const Extents& e, Index group_rows, bool own_tiles,
-                               bool backward, bool mixes_values)
-      : PairPanels(arena, e, backward) {
+  MHLA_ONCE_A_CALL PairScratch(Arena& arena, const Extents& e, Index group_rows, const auto& needs)
+      : PairPanels(arena, e, needs.is_backward) {
     const Index tokens = e.tile_tokens;
     const Index most_cols = whole_columns((std::max)(e.feature_dim, e.value_dim));
-    const SummaryShape shape = paired_summary(e, backward);
+    const SummaryShape shape(e, needs.is_backward);
     const Index summary_size = checked_mul(2 * pairs_of(shape.rows), whole_columns(shape.cols));
     mixed = arena.take<Pair>(group_rows > 0 ? checked_mul(group_rows, MixedSummaries::stride(shape))
                                             : summary_size / 2);
     summary = arena.take<float>(summary_size);
-    summary_gradient = arena.take<float>(backward ? summary_size : 0);
+    summary_gradient = arena.take<float>(needs.is_backward ? summary_size : 0);
     tile = arena.take<float>(checked_mul((std::max)(tokens, Index{2}), most_cols));
     mixed_sums = arena.take<float>(checked_mul(2 * mixed_at_once, group_rows));
-    products =
-        arena.take<float>(mixes_values ? checked_mul(Centers::rows_at_once, e.key_blocks) : 0);
-    if (!own_tiles) return;
+    if (!needs.own_tiles && !needs.mixes_in_float)
+      products = arena.take<float>(checked_mul(Centers::rows_at_once, e.key_blocks));
+    if (!needs.own_tiles) return;
     columns = arena.take<Pair>(checked_mul(pairs_of(most_cols), whole_columns(tokens)));
     scores = arena.take<Pair>(checked_mul(tokens, pairs_of(tokens)));
     running = arena.take<Pair>(summary_size);
-    if (backward) own = PairPanels(arena, e, true);
+    if (needs.is_backward) own = PairPanels(arena, e, true);
   }
 };
 

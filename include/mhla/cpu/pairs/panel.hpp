@@ -112,16 +112,6 @@ MHLA_OUT_OF_LINE inline void finish(PairProduct to, const Panel<float>& sums) {
   pair_functions<float>().finish(to);
 }
 
-/// Half `half` of pairs, the upper one written after the lower, of rounded sums. `add`, if it has
-/// rows, is added to them before.
-inline PairProduct half_of(const VnniPanel& pairs, int half, const Panel<float>& add = {}) {
-  return {.into = half == 0 ? PairSums::lower_halves : PairSums::upper_halves,
-          .sums_stride = add.stride,
-          .pairs = pairs.data,
-          .pairs_stride = pairs.stride,
-          .stored_cols = pairs.cols,
-          .add = add.rows > 0 ? add.data : nullptr};
-}
 /// `cols` columns of a tensor's rows: sums, each row times its scale unless `scales` is empty,
 /// rounded.
 inline PairProduct stored_in(const Rows<BFloat16>& rows, Index cols, Span<const float> scales) {

@@ -84,13 +84,10 @@ VnniPanel pack_keys(const Unit<L, BFloat16>& unit, const TokenTile& tile,
 }
 
 /// phi(q) of a tile, rotated, in pairs of features, and its denominators.
-struct PackedQueries {
-  PairedRows rotated;
-  Span<const float> denominators;
-};
 template <class L>
-PackedQueries pack_queries(const Unit<L, BFloat16>& unit, const QueryTile<float, VnniPanel>& at,
-                           Index g) {
+std::pair<PairedRows, Span<const float>> pack_queries(const Unit<L, BFloat16>& unit,
+                                                      const QueryTile<float, VnniPanel>& at,
+                                                      Index g) {
   const TokenTile& tile = at.tile();
   const TokenRows<const BFloat16> queries = unit.query_rows(g, unit.operands.q);
   if constexpr (ElementwiseFeatureMap<typename L::FeatureMapType> && !is_causal_within_block<L> &&

@@ -3,7 +3,7 @@
 // summaries where blocks are short, or the sequence is.
 #pragma once
 
-#include <mhla/cpu/backward_unit.hpp>
+#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -129,7 +129,8 @@ class BackwardUnit {
 
   MHLA_ONCE_A_CALL void pack_keys(const TokenTile& tile, const SlotScratch<A>& scratch) const {
     const FeaturePanels<A> k = features(tile, tile.offset, &FeatureMemory<A>::keys);
-    pack_features(key_features_of(unit_, tile), unit_.key_rows(unit_.operands.k), k, scratch.row);
+    pack_features(features_of(unit_, A(1), unit_.keys, tile), unit_.key_rows(unit_.operands.k), k,
+                  scratch.row);
     of_.keep_transposed(tile, k);
     transpose<A>(of_.memory.values.col_range(tile.offset, tile.tokens),
                  readable_panel<T>(unit_.keys.table, tile, unit_.key_rows(unit_.operands.v),
@@ -139,7 +140,8 @@ class BackwardUnit {
   MHLA_ONCE_A_CALL void run_tile(Index g, const Weights<A, sight_of<L>>& weights,
                                  const TokenTile& tile, const ExecutorRef& loop) const {
     const Memory<A>& m = of_.memory;
-    pack_features(query_features_of(unit_, tile), unit_.query_rows(g, unit_.operands.q),
+    pack_features(features_of(unit_, unit_.operands.scale(), unit_.queries, tile),
+                  unit_.query_rows(g, unit_.operands.q),
                   features(tile, 0, &FeatureMemory<A>::queries), row());
     const Panel<const A> grad_outputs = readable_panel<T>(
         unit_.queries.table, tile, unit_.query_rows(g, request_.dy), m.grad_outputs);
@@ -192,9 +194,9 @@ class BackwardUnit {
       const FeaturePanels<A> k = features(tile, tile.offset, &FeatureMemory<A>::grad_keys);
       FeatureGradients<A> total{k.rotated};
       if (unrotated_too()) total.unrotated = k.features.placed();
-      unpack_feature_gradient(key_features_of(unit_, tile), unit_.key_rows(unit_.operands.k), total,
-                              unit_.key_rows(request_.gradients.key.view), request_.update,
-                              scratch.row);
+      unpack_feature_gradient(
+          features_of(unit_, A(1), unit_.keys, tile), unit_.key_rows(unit_.operands.k), total,
+          unit_.key_rows(request_.gradients.key.view), request_.update, scratch.row);
     }
     if (request_.gradients.value.wanted)
       scatter<T, A>(unit_.keys.table, tile,
