@@ -33,9 +33,8 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of, b
     const Index begin = all ? 0 : triangle.begin(row);
     const Index end = all ? pairs : triangle.end(row, rows, pairs);
     bool in_strips = true;
-    for (Index matrix = 0; matrix < matrices && !all; ++matrix)
-      for (Index pair = begin; pair < end; ++pair)
-        in_strips = in_strips && terms_of(matrix).summaries.finite(2 * pair) != 0;
+    for (Index matrix = 0; matrix < matrices && !all && in_strips; ++matrix)
+      in_strips = terms_of(matrix).summaries.are_finite(begin, end);
     const auto scales_of = [&](Index matrix) {
       const float* const scales = matrix < matrices ? terms_of(matrix).scales : nullptr;
       return scales == nullptr ? nullptr : scales + row;
@@ -47,10 +46,10 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of, b
         const MixingTerms one = terms_of(0);
         const VnniPanel from = one.summaries.elements(at, cols).range(begin, end);
         Prefetch ahead(nullptr, from.pairs);
-        if (at + cols < half)
-          for (const Index next : {Index{0}, half})
-            ahead.add(from.data + next + cols, from.stride * Index{sizeof(Pair)},
-                      cols * Index{sizeof(Pair)});
+        constexpr Index bytes{sizeof(Pair)};
+        for (const Index next : {Index{0}, half})
+          if (at + cols < half)
+            ahead.add(from.data + next + cols, from.stride * bytes, cols * bytes);
         multiply(PairProduct{.next = half,
                              .into = PairSums::pairs,
                              .pairs = to.data,
@@ -68,16 +67,14 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of, b
         for (const Panel<float>* part : {&lower, &upper}) {
           const VnniPanel from =
               terms.summaries.elements(part == &lower ? at : half + at, cols).range(begin, end);
-          if (in_strips) {
+          if (in_strips)
             multiply(*part, weights, from, into);
-          } else {
+          else
             multiply_triangle(*part, weights, from, triangle.of(row, begin), into);
-          }
           // What is to be times `scales` becomes what is to be times those of the next matrix.
           const float* const next = scales_of(matrix + 1);
           for (Index r = 0; r < rows && terms.scales != nullptr; ++r)
-            scale_rows(part->row_range(r, 1),
-                       scales_of(matrix)[r] / (next == nullptr ? 1 : next[r]));
+            scale_rows(part->row_range(r, 1), scales_of(matrix)[r] / (next ? next[r] : 1.0f));
         }
       }
       pair_sums(to, lower, upper);

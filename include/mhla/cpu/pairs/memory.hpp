@@ -46,15 +46,19 @@ struct PairedSummaries {
   VnniPanel with(Index block) const {
     return {data + block / 2 * stride(shape), shape.rows, shape.cols, shape.cols};
   }
-  /// Whether the pair of a block is finite; complete() writes it.
-  Pair& finite(Index block) const { return data[pairs_of(blocks) * stride(shape) + block / 2]; }
+  /// Whether pairs [begin, end) are finite; complete() notes it.
+  bool are_finite(Index begin, Index end) const {
+    const Pair* const noted = data + pairs_of(blocks) * stride(shape);
+    return std::find(noted + begin, noted + end, Pair{0}) == noted + end;
+  }
   /// Once its blocks' sums are there. After the last row is 0: an odd row's partner, and the end of
   /// the last vector.
   void complete(Index block, bool notes_finite) const {
     const Index used = shape.rows * shape.cols;
     std::fill_n(with(block).data + used, stride(shape) - used, Pair{0});
     if (notes_finite)
-      finite(block) = pair_functions<float>().all_finite({with(block).data, 1, stride(shape), 0});
+      data[pairs_of(blocks) * stride(shape) + block / 2] =
+          pair_functions<float>().all_finite({with(block).data, 1, stride(shape), 0});
   }
   /// What a block's sums become, rounded, the odd block's after the even one's; `add`, if it has
   /// rows, is added to them before.
