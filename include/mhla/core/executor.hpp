@@ -51,7 +51,7 @@ concept Executor = (HasNumSlots<E> || HasSlots<E>)&&requires(const E& executor, 
 };
 
 /// \cond INTERNAL
-// What X runs on: on the host an Executor, on a GPU a CudaDevice.
+// Whether X runs on an E: on the host an Executor, on a GPU a CudaDevice.
 template <class E, class X>
 concept RunsOn = X::template runs_on<E>;
 /// \endcond

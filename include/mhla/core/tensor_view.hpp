@@ -201,7 +201,7 @@ MHLA_HOST_DEVICE constexpr TensorView<T, 4> tokens_first(TensorView<T, 4> view) 
 }
 
 /// \cond INTERNAL
-// slice() of indices that the view has, or, without memory, is to have.
+// slice() without checks, also of a view that has no memory.
 template <class T, int Rank>
 MHLA_HOST_DEVICE constexpr TensorView<T, Rank> unchecked_slice(TensorView<T, Rank> view, int axis,
                                                                Index first, Index count) {

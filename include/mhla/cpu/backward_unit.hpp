@@ -51,8 +51,8 @@ void mix_blocks_gradient(const Unit<L, T>& unit, Index first, const SummaryRows<
     if (key_sums_wanted) mix_back(&SummaryRows<A>::key_sums);
 }
 
-/// dS, unless it is in pairs, and dz of a group of key blocks, in the scratch of a slot; of a
-/// structured mixing where they are.
+/// dS, unless it is in pairs, and dz of a group of key blocks, in the scratch of a slot. Those of a
+/// structured mixing are already in its work array.
 template <class L, class T, class A>
 SummaryRows<A> mix_group_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request,
                                   const RowGroups& groups, Index group,
@@ -71,8 +71,7 @@ SummaryRows<A> mix_group_gradient(const Unit<L, T>& unit, const BackwardRequest<
   return grad;
 }
 
-/// Adds the unit's part of dmix, [matrices, query blocks, key blocks], a range of columns of every
-/// matrix at a time: its key blocks from `first` on.
+/// Adds the unit's part of dmix, some columns of every matrix at a time.
 template <class By>
 void add_mixing_gradient(const By& by, const ExecutorRef& loop) {
   const auto& unit = by.unit;
@@ -173,9 +172,9 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
   const KeyGradients<A> own = gradient_panels(unit, scratch.own, k.tile.tokens);
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
     const Panel<A> later = scratch.own.grad_summary(e, matrix);
-    if (k.last) {  // no later tile has contributed to it
-      set_zero(own.rotated);
-      set_zero(own.values);
+    if (k.last) {                                             // no later tile has contributed to it
+      for (const Panel<A>& rows : {own.rotated, own.values})  // to their ends, as vectors add
+        std::fill_n(rows.data, rows.rows * rows.stride, A(0));
     } else {
       by.take_later_gradients(k, later, own);
     }

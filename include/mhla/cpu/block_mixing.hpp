@@ -65,8 +65,8 @@ struct MatrixRows {
 
 /// The adjoint in the mixing matrix: dm_ib += <dS~_i, S_b>, for query blocks `rows` and key blocks
 /// [first, first + summaries.rows). Called for S and for z, it adds both terms. `scratch`, unless
-/// all see all, has room for a product of two key blocks each.         // [query blocks, key
-/// blocks]
+/// all see all, has room for a product of two key blocks each.
+//                                                                     // [query blocks, key blocks]
 template <Sight sight, class A>
 void mix_matrix_gradient(const Panel<const A>& grad_mixed, const MatrixRows& rows, Index first,
                          const Panel<const A>& summaries, const Panel<A>& grad_mixing,

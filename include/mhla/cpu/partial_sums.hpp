@@ -53,8 +53,8 @@ struct PartialSums {
   }
   Index count() const { return checked_mul(sequence_groups, kv_heads); }
 
-  /// Of matrix h of mix's, adds up `elements` elements from `first` on; the sum is left
-  /// where it returns. Null if there are none: the sum is 0.
+  /// Adds up `elements` elements of matrix h of mix's from `first` on. Returns where the sum is;
+  /// null if there are no partial sums: it is 0.
   A* add_up(const Shape& shape, Index h, Index first, Index elements) const {
     if (sums.size == 0) return nullptr;
     const bool shared = shape.mix_heads == 1;

@@ -58,7 +58,7 @@ inline constexpr bool rounds_backward =
 ///
 /// A backward pass also needs so many blocks that rounding errors of dmix average out, and with a
 /// normalizer numerators and denominators of the same features (no rotation), and phi(0) close to
-/// 0. Of stages, tokens' products are rounded in those of a forward pass.
+/// 0. Of stages, only summarize and read_out round, and of these only tokens' products.
 template <class T, class V>
 InPairs<T> multiplies_pairs([[maybe_unused]] const V& attention,
                             [[maybe_unused]] const Problem& problem,

@@ -201,7 +201,6 @@ class StageRun {
   }
 
   // A stage of one unit, which has taken up the sums that the stage reads.
-
   void run_unit(const stages::Summarize<T>& call, Unit& unit, const ExecutorRef& loop) const {
     unit.summaries = sums_of(unit, call.summaries);
     summarize_for_float_mixing(unit, loop);

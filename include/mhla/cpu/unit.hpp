@@ -62,7 +62,7 @@ struct Unit {
       states{};  // that a recurrence left before its blocks: of the first matrix, not transposed
   bool states_after = false;  // whether later blocks take its states
 
-  bool in_pairs = false;  // whether S and S~ are, and dS~ and dS (Precision::fast)
+  bool in_pairs = false;  // whether S, S~, dS~ and dS are, of bfloat16 (Precision::fast)
   const Plan<L, A>& plan = operands.plan;
 
   const Extents& extents() const { return plan.extents; }

@@ -31,8 +31,7 @@ MHLA_ONCE_A_CALL Index call_summary_size(const Problem& problem) {
                      SummaryRows<A>::size(Extents(problem), problem.key_blocks, normalizes<V>));
 }
 
-/// S and z of all key blocks of a sequence, transposed or not, in the memory of a unit or of a
-/// forward state.
+/// S and z of a sequence's key blocks, in the memory of a unit or of a forward state.
 template <class L, class A>
 SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries,
                             Orientation orientation = Orientation::not_transposed) {
@@ -314,8 +313,7 @@ struct Call {
   }
 };
 
-/// What a call of `function` is laid out in: the caller's workspace, or without one memory of its
-/// own.
+/// Where a call of `function` is laid out: in the caller's workspace, else in memory of its own.
 struct CallMemory {
   const char* function;
   std::optional<WorkspaceView> given{};

@@ -138,8 +138,8 @@ struct StageBackend {
 
 /// \ingroup cuda
 /// mhla::Stages on a CUDA device: the same calls with a CudaDevice in place of the executor, views
-/// of device memory, and a workspace there, as WorkspaceView{device_bytes, size}. They run on
-/// cuBLAS, in stream order; nothing is allocated or waited for.
+/// of device memory, and a WorkspaceView{address, bytes} of workspace_size() bytes there. They run
+/// on cuBLAS, in stream order; nothing is allocated or waited for.
 ///
 /// Called in turn, stages make what the whole pass on CudaPath::cublas makes, to the bit where
 /// cuBLAS sums a product's terms in one order whatever its number of rows, and of products in a

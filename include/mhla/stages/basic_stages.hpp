@@ -13,15 +13,15 @@ MHLA_NAMESPACE_BEGIN
 /// dmix and all sums are in the accumulator type. Any number of threads may use one object; a call
 /// allocates nothing and has the same bits for any executor.
 ///
-/// Of a packed batch, mix and dmix are whole. Of summaries that queries read, the first is the
-/// first of `key_blocks(queries)`, which are those of their sequences alone; queries of
-/// mix_gradient are `query_blocks(keys)`, or those of them that see the keys. y, dq, dk and dv have
-/// the bits of a whole pass; dmix, with Update::overwrite, is the sum over the given blocks: it
-/// differs from a whole pass's in rounding. By RecurrentMixing, ranges begin and end at multiples
-/// of 16 blocks of a sequence, or with it. States before and after them belong to the sequence that
-/// the range cuts there, if it cuts one: then `block_in_sequence` is not 0. Otherwise states after
-/// the blocks are written as 0, and no other state is read or written. Offsets are borrowed and
-/// must not change after the constructor.
+/// Of a packed batch, tensors are [1, heads, tokens, dim]; mix and dmix are whole. Of summaries
+/// that queries read, the first is the first of `key_blocks(queries)`, which are those of their
+/// sequences alone; queries of mix_gradient are `query_blocks(keys)`, or those of them that see the
+/// keys. y, dq, dk and dv have the bits of a whole pass; dmix, with Update::overwrite, is the sum
+/// over the given blocks: it differs from a whole pass's in rounding. By RecurrentMixing, ranges
+/// begin and end at multiples of 16 blocks of a sequence, or with it. States before and after them
+/// belong to the sequence that the range cuts there, if it cuts one: then `block_in_sequence` is
+/// not 0. Otherwise states after the blocks are written as 0, and no other state is read or
+/// written. Offsets are borrowed and must not change after the constructor.
 ///
 /// Every call throws ShapeError if views or blocks do not fit, or if a result shares memory with
 /// anything, WorkspaceError if `workspace` is smaller than workspace_size says or shares memory;
@@ -293,21 +293,21 @@ class BasicStages : public Backend::template Blocks<V, T> {
   // All checks are made before the first sequence writes, whose calls add up dmix.
   template <class Call>
   void run_sequences(const auto& executor, Call call, WorkspaceView workspace) const {
-    const BlockRange range = call.keys;
-    Run::require_room(workspace, workspace_size(Call::stage, executor, call.blocks, range));
+    Run::require_room(workspace, workspace_size(Call::stage, executor, call.blocks, call.keys));
     if constexpr (requires { call.mix_update; }) {
       if (call.dmix.wanted && call.mix_update == Update::overwrite)
         Kernels::clear_tensor(executor, call.dmix.view);
       call.mix_update = Update::accumulate;
     }
+    const Index first_seen = this->key_blocks(call.blocks).first;
     constexpr bool of_keys =
         Call::stage == Stage::summarize || Call::stage == Stage::summarize_gradient;
-    for_each_sequence(
-        range, this->held(of_keys, range), [&](const SequencePart& sequence, const auto& stages) {
-          if (Call::stage == Stage::advance && sequence.part.end() == sequence.blocks)
-            return;  // has ended
-          stages.run_checked(executor, part_of_sequence(call, sequence, stages), workspace);
-        });
+    const auto run_one = [&](const SequencePart& sequence, const auto& stages) {
+      const Call part = part_of_sequence(call, sequence, stages, first_seen);
+      if (Call::stage != Stage::advance || sequence.part.end() < sequence.blocks)  // has not ended
+        stages.run_checked(executor, part, workspace);
+    };
+    for_each_sequence(call.keys, this->held(of_keys, call.keys), run_one);
   }
   // Calls visit(part, the stages of its sequence). Its tokens are counted as tensors hold them. Of
   // no blocks, a recurrence alone makes something: it passes states on.
@@ -335,9 +335,10 @@ class BasicStages : public Backend::template Blocks<V, T> {
     if (!recurs) shape.mix_query_blocks = shape.mix_key_blocks = sequence.blocks;
     return problem;
   }
-  // A sequence's part of a call, whose stages are `of`.
+  // A sequence's part of a call, whose stages are `of`; queries see summaries from `first_seen` on.
   template <class Call, class Stages>
-  Call part_of_sequence(const Call& call, const SequencePart& sequence, const Stages& of) const {
+  static Call part_of_sequence(const Call& call, const SequencePart& sequence, const Stages& of,
+                               Index first_seen) {
     Call part = call;
     part.blocks = sequence.of(call.blocks);
     part.keys = sequence.part;
@@ -351,7 +352,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
       } else if (holds == Holds::summaries) {
         view = rows_of(view, sequence.rows);
       } else if (holds == Holds::seen && !recurs) {  // as far as they are there
-        const Index first = sequence.first_block - this->key_blocks(call.blocks).first;
+        const Index first = sequence.first_block - first_seen;
         view =
             rows_of(view, {first, std::clamp(view.extent[0] - first, Index{0}, sequence.blocks)});
       } else if (holds != Holds::states) {

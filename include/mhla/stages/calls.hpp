@@ -72,10 +72,9 @@ struct QueryUpdate {
   Update query;  ///< dq
   Update mix;    ///< dmix
 
-  /// One update for both.
-  constexpr QueryUpdate(Update both) : query(both), mix(both) {}  // NOLINT: reads as one
-  /// One for each.
-  constexpr QueryUpdate(Update of_query, Update of_mix) : query(of_query), mix(of_mix) {}
+  /// One update for both, or one for each.
+  constexpr QueryUpdate(Update of_query, std::optional<Update> of_mix = {})
+      : query(of_query), mix(of_mix.value_or(of_query)) {}  // NOLINT: reads as one
 };
 
 /// \cond INTERNAL
@@ -116,7 +115,7 @@ template <Stage of>
 struct CallOf {
   static constexpr Stage stage = of;
   BlockRange blocks;
-  BlockRange keys = blocks;  // of mix_gradient others
+  BlockRange keys = blocks;  // other ones in mix_gradient alone
 };
 
 void visit_sums(auto& call, const auto& of, const auto& f) {
@@ -260,8 +259,8 @@ struct SummarizeGradient : CallOf<Stage::summarize_gradient> {
 }  // namespace stages
 /// \endcond
 
-/// The blocks of one sequence shape, or of packed sequences, and what their stages leave: what the
-/// stages of every backend have in common. Functions throw ShapeError if there are no such blocks.
+/// The blocks of one sequence shape, or of packed sequences, and what stages of any backend leave.
+/// Functions that take blocks throw ShapeError if there are none such.
 template <AttentionVariant V, StorageScalar T>
 class StageBlocks {
   static_assert(!is_structured<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,

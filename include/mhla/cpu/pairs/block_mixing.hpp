@@ -18,6 +18,12 @@ struct MixingTerms {
   const float* scales;  // [blocks of the group], of the weights' rows; null: 1
 };
 
+/// Converts sums from one matrix's scales of rows to those of the next, if there is one.
+inline void rescale(const Panel<float>& sums, const float* scales, const float* next) {
+  for (Index r = 0; r < sums.rows; ++r)
+    scale_rows(sums.row_range(r, 1), next == nullptr ? scales[r] : scales[r] / next[r]);
+}
+
 /// mixed = the sum of scaled weights times summaries over all matrices, of all blocks or of those
 /// that a triangle's rows have; terms_of(matrix) are MixingTerms. `sums` has room for
 /// 2 * mixed_at_once floats of each row.
@@ -71,10 +77,7 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of, b
             multiply(*part, weights, from, into);
           else
             multiply_triangle(*part, weights, from, triangle.of(row, begin), into);
-          // What is to be times `scales` becomes what is to be times those of the next matrix.
-          const float* const next = scales_of(matrix + 1);
-          for (Index r = 0; r < rows && terms.scales != nullptr; ++r)
-            scale_rows(part->row_range(r, 1), scales_of(matrix)[r] / (next ? next[r] : 1.0f));
+          if (terms.scales != nullptr) rescale(*part, scales_of(matrix), scales_of(matrix + 1));
         }
       }
       pair_sums(to, lower, upper);

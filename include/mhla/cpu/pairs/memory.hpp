@@ -51,8 +51,8 @@ struct PairedSummaries {
     const Pair* const noted = data + pairs_of(blocks) * stride(shape);
     return std::find(noted + begin, noted + end, Pair{0}) == noted + end;
   }
-  /// Once its blocks' sums are there. After the last row is 0: an odd row's partner, and the end of
-  /// the last vector.
+  /// Once the sums of both blocks of a pair are written. Zeros what follows the last row: an odd
+  /// row's partner, and the end of the last vector.
   void complete(Index block, bool notes_finite) const {
     const Index used = shape.rows * shape.cols;
     std::fill_n(with(block).data + used, stride(shape) - used, Pair{0});
@@ -183,7 +183,7 @@ struct PairScratch : PairPanels {
   Span<Pair> columns;  // [halves of features or values, tile tokens]: transposes
   Span<Pair> scores;   // [tile tokens, pairs of tile tokens]
   Span<Pair> running;  // of one block: P in pairs of its rows
-  PairPanels own;      // of a backward pass: keys beside queries, or m_ii phi(k)
+  PairPanels own;      // of a backward pass: the own block's keys, times m_ii in the query pass
 
   PairScratch() = default;
   MHLA_ONCE_A_CALL PairScratch(Arena& arena, const Extents& e, Index group_rows, const auto& needs)
