@@ -351,7 +351,7 @@ class BasicStages : public Backend::template Blocks<V, T> {
             Call::stage == Stage::mix_gradient ? of.mix_columns(part.keys) : of.key_blocks());
       } else if (holds == Holds::summaries) {
         view = rows_of(view, sequence.rows);
-      } else if (holds == Holds::seen && !recurs) {  // as far as they are there
+      } else if (holds == Holds::seen && !Stages::recurs) {  // as far as they are there
         const Index first = sequence.first_block - first_seen;
         view =
             rows_of(view, {first, std::clamp(view.extent[0] - first, Index{0}, sequence.blocks)});
