@@ -48,7 +48,7 @@ MHLA_ONCE_A_CALL void for_each_tile_of_block(const By& by, Index matrix, Index i
   const Index end = block.first_tile + block.tiles;
   typename By::Tile at{
       matrix, i, unit.queries, block.first_tile, mixed, scratch, by.summary(mixed, i, scratch)};
-  for (; at.index < end; ++at.index) {
+  for (; end > at.index; ++at.index) {  // nvcc takes `index <` for a template
     if constexpr (is_causal_within_block<L>) {
       at.own = pack_own_keys(unit, at);
       by.pack_own_tile(at);
