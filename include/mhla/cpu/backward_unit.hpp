@@ -172,9 +172,9 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
   const KeyGradients<A> own = gradient_panels(unit, scratch.own, k.tile.tokens);
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
     const Panel<A> later = scratch.own.grad_summary(e, matrix);
-    if (k.last) {                                             // no later tile has contributed to it
-      for (const Panel<A>& rows : {own.rotated, own.values})  // to their ends, as vectors add
-        std::fill_n(rows.data, rows.rows * rows.stride, A(0));
+    if (k.last) {  // no later tile has contributed to it: 0, to the rows' ends, as vectors add
+      std::fill_n(own.rotated.data, own.rotated.rows * own.rotated.stride, A(0));
+      std::fill_n(own.values.data, own.values.rows * own.values.stride, A(0));
     } else {
       by.take_later_gradients(k, later, own);
     }

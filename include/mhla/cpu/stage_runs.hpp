@@ -161,7 +161,8 @@ class StageRun {
       for (Index g = 0; g < e.group_size; ++g) {
         const Index place = (index_of(unit) * e.group_size + g) * 2 * e.block_tokens;
         B* row = rows.data + i * rows.stride[0] + place;
-        for (const auto& array : {unit.memory.denominators, unit.memory.grad_denominators}) {
+        const Span<A> arrays[] = {unit.memory.denominators, unit.memory.grad_denominators};
+        for (const Span<A>& array : arrays) {
           for (const TokenTile& tile : unit.queries.tiles_of(i)) {
             auto* const kept = tile_offsets(e, array, g, i, tile).data;
             if constexpr (std::is_const_v<B>)
