@@ -11,12 +11,14 @@
 /// \endcode
 /// A step costs the same wherever in its block a token lies: the work that a full block leaves
 /// is spread over the tokens of the next one. Memory is allocated by the constructor only.
+/// With Precision::fast, what 16 tokens of a block, or more, read at once is rounded, as in a
+/// prefill; what single steps read is not, nor is the state.
 /// With RecurrentMixing a step also costs the same wherever in its sequence a token lies, and the
 /// state is that of two blocks' tokens and of `states` summaries for each of mix's heads.
 #pragma once
 
 #include <mhla/core/config.hpp>
-#include <mhla/cpu/decode_step.hpp>
+#include <mhla/cpu/pairs/decode_step.hpp>
 #include <mhla/policy/decoding_checks.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -55,6 +57,8 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
                 problem.shape.matrices(),
                 normalized};
     if constexpr (recurrent) extents_.states = variant.mixing.states;
+    extents_.rounds = cpu::multiplies_pairs<T>(attention_, problem, false) &&
+                      variant.blocks.block >= cpu::pairs::least_decode_tile;
     allocate();
     const Index rows = mix.extent[1];
     const Index columns = mix.extent[2];
@@ -201,7 +205,8 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   static constexpr bool normalized = normalizes<V>;
   static constexpr bool recurrent = is_structured<V>;
 
-  using Slot = cpu::DecodeSlot<A>;
+  static constexpr bool may_round = std::is_same_v<cpu::InPairs<T>, bool>;
+  using Slot = std::conditional_t<may_round, cpu::pairs::DecodeSlot, cpu::DecodeSlot<A>>;
 
   // What save() writes first. Compared bytewise: it has no padding.
   struct Header {
@@ -383,8 +388,12 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
       key_sum = unit.open_key_sum(e, tile.block);
       if (tile.first == 0) std::fill_n(key_sum.data, key_sum.size, A(0));
     }
+    if constexpr (may_round)
+      if (rounds(tile)) cpu::pairs::round_kept_tokens(e, unit, tile, at.slot);
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
       const cpu::DecodeWeights<A> weights = weights_of(mix_of(at, matrix), tile.block);
+      if constexpr (may_round)
+        if (rounds(tile)) cpu::pairs::round_mixture(e, unit, tile, matrix, at.slot);
       if constexpr (normalized) sum_running_keys(at, matrix, weights.open, keys, key_sum);
       const Index heads_end = e.matrices == 1 ? group_size() : matrix + 1;
       for (Index g = e.matrices == 1 ? 0 : matrix; g < heads_end; ++g)
@@ -443,6 +452,21 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     cpu::add_rows<A>({at.slot.running}, open_weight, keys, Into::add,
                      at.panel(at.slot.key_sums, features));
   }
+  // Whether a tile's queries read in pairs.
+  bool rounds(const cpu::DecodeTile& tile) const {
+    return extents_.rounds && tile.tokens >= cpu::pairs::least_decode_tile;
+  }
+  cpu::Panel<A> numerators(const TileRun& at, Index matrix, const cpu::DecodeWeights<A>& weights,
+                           const cpu::Panel<const A>& rotated) const {
+    const cpu::DecodeExtents& e = extents_;
+    if constexpr (may_round)
+      if (rounds(at.tile))
+        return cpu::pairs::read_out_decode_tile(e, at.unit, at.tile, weights, rotated, at.slot);
+    const cpu::Panel<A> out = at.panel(at.slot.numerators, e.value_dim);
+    cpu::read_out_decode_tile<A>(e, at.unit, at.tile, matrix, weights, rotated,
+                                 at.panel(at.slot.scores, e.block_tokens), out);
+    return out;
+  }
   // y of a query head.
   void read_out(const TileRun& at, const DecodeTensors<T>& step, Index matrix,
                 const cpu::DecodeWeights<A>& weights, Index head) const {
@@ -451,12 +475,10 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     const cpu::Panel<A> features = at.panel(slot.queries, e.feature_dim);
     const cpu::Panel<A> rotated =
         rotation_.rotates() ? at.panel(slot.rotated, e.feature_dim) : features;
-    const cpu::Panel<A> out = at.panel(slot.numerators, e.value_dim);
     cpu::pack_features(features_of(at, static_cast<A>(attention_.scale)),
                        cpu::TokenRows<const T>(step.q, at.item, head),
                        cpu::FeaturePanels<A>{features, rotated}, slot.row);
-    cpu::read_out_decode_tile<A>(e, at.unit, at.tile, matrix, weights, rotated,
-                                 at.panel(slot.scores, e.block_tokens), out);
+    const cpu::Panel<A> out = numerators(at, matrix, weights, rotated);
     if constexpr (normalized) {
       const Span<A> denominators{slot.denominators.data, at.tile.tokens};
       cpu::mixed_key_sum_denominators<A>(features, at.panel(slot.key_sums, e.feature_dim),

@@ -24,6 +24,7 @@
 #include "tests/cpu/call.hpp"
 #include "tests/cpu/executors.hpp"
 #include "tests/cpu/scattered_tensor.hpp"
+#include "tests/decoding/session.hpp"
 #include "tests/packed/cut.hpp"
 
 namespace {
@@ -412,6 +413,69 @@ TEST_CASE("precision: so does a structured mixing, backward, too", "[cpu]") {
                       call::forward(attention, x).view()) != rounds);
   CHECK(bitwise_equal(call::backward(fast(attention), x).key.view(),
                       call::backward(attention, x).key.view()) != rounds);
+}
+
+// A decoder rounds what a query reads, and nothing that it keeps: single steps after a prefill have
+// the bits of Precision::exact, and no token shows in an earlier one.
+TEST_CASE("precision: a decoder's prefill is rounded, its state is not", "[cpu][figures]") {
+  const auto check_decoder = [](const auto& attention, const Shape& shape, double bound) {
+    CAPTURE(attention.blocks.block, shape.key_dim, shape.value_dim);
+    constexpr Index steps = 3;
+    const Index prompt = shape.query_tokens - steps;
+    using Session = decoding::Session<std::decay_t<decltype(attention)>, BFloat16>;
+    const auto decode = [&](const auto& variant, const Operands<BFloat16>& x, Index piece,
+                            const auto& executor) {
+      Session session(variant, x, executor.num_slots());
+      for (Index s = 0; s < shape.batch; ++s)
+        for (Index at = 0; at < prompt; at += piece)
+          session.prefill(s, std::min(piece, prompt - at), executor);
+      session.step_to_the_end(1, executor);
+      return session.y;
+    };
+    const auto first_tokens = [](const auto& y, Index count) {
+      return batches::tokens_of(y.view(), 0, 0, count);
+    };
+    Operands<BFloat16> x = operands(attention, shape);
+    const auto expected = call::oracle_forward(attention, call::converted<double>(x));
+    const auto exact = decode(attention, x, prompt, SerialExecutor{});
+    for (const Index piece : {prompt, Index{29}}) {
+      CAPTURE(piece);
+      const auto y = decode(fast(attention), x, piece, SerialExecutor{});
+      call::check_close("y", y, expected, bound, 5e-2);
+      CHECK(bitwise_equal(y.view(), exact.view()) != mhla::cpu::has_pair_products());
+      for (Index s = 0; s < shape.batch; ++s)
+        CHECK(bitwise_equal(batches::tokens_of(y.view(), s, prompt, steps),
+                            batches::tokens_of(exact.view(), s, prompt, steps)));
+      CHECK(bitwise_equal(decode(fast(attention), x, piece, ThreadExecutor{3}).view(), y.view()));
+      for (const Index token : {30, 64, 67})
+        for (const float value : {not_a_number, infinity, 3.0f})
+          for (const auto tensor : {&Operands<BFloat16>::k, &Operands<BFloat16>::v}) {
+            CAPTURE(token, value, tensor == &Operands<BFloat16>::k);
+            Operands<BFloat16> changed = x;
+            fill_token(changed.*tensor, 1, token, value);
+            const auto after = decode(fast(attention), changed, piece, SerialExecutor{});
+            CHECK(bitwise_equal(first_tokens(after, token), first_tokens(y, token)));
+          }
+    }
+    // Fewer tokens than are worth it, or blocks that never have them.
+    CHECK(bitwise_equal(decode(fast(attention), x, 15, SerialExecutor{}).view(),
+                        decode(attention, x, 15, SerialExecutor{}).view()));
+  };
+  // A value that outweighs all others, and whose score, 257.125, is rounded to 258 for all queries.
+  const Past attention{.blocks = {.block = 80}};
+  Operands<BFloat16> heavy = operands(attention, {1, 1, 1, 117, 117, 34, 40});
+  for (Index t = 0; t < 117; ++t) fill_token(heavy.q, 0, t, 1.0f);
+  fill_token(heavy.k, 0, 37, 7.5625f);
+  fill_token(heavy.v, 0, 37, 100.0f);
+  std::fill(heavy.mix.elements().begin(), heavy.mix.elements().end(), 1.0f);
+  decoding::Session<Past, BFloat16> session(fast(attention), heavy);
+  session.prefill(0, 117);
+  call::check_close("y", session.y, call::oracle_forward(attention, call::converted<double>(heavy)),
+                    3e-3, 5e-2);
+
+  check_decoder(Past{.blocks = {.block = 25}}, {2, 4, 2, 117, 117, 33, 40, 4}, 3e-3);
+  check_decoder(Past{.blocks = {.block = 80}}, {1, 4, 2, 117, 117, 40, 33}, 3e-3);
+  check_decoder(Tokens{.blocks = {.block = 32}}, {2, 2, 2, 117, 117, 34, 33}, 5e-3);
 }
 
 TEST_CASE("precision: an exact backward pass takes no summaries that were rounded", "[cpu]") {

@@ -39,7 +39,8 @@ struct DecodeExtents {
   Index value_dim;     // e
   Index matrices;      // mixing matrices per kv head
   bool normalized;
-  Index states = 0;  // R of a recurrence, which has no `blocks`
+  Index states = 0;     // R of a recurrence, which has no `blocks`
+  bool rounds = false;  // whether tiles of many tokens read in pairs (pairs/decode_step.hpp)
 
   Index summary_size() const { return checked_mul(feature_dim, value_dim); }
 };

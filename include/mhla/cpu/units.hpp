@@ -19,7 +19,7 @@ Operands<LoweredOf<V>, T> packed_operands(const V& attention, Plan<LoweredOf<V>,
                                           const OperandViews<T>& x) {
   plan.pack_mixing(x.mix);
   if constexpr (std::is_same_v<InPairs<T>, bool>)
-    if (plan.mixes_pairs()) plan.rounded.pack(plan.mixing, sight_of<LoweredOf<V>>);
+    if (plan.mixes_pairs()) plan.rounded.template pack<sight_of<LoweredOf<V>>>(plan.mixing);
   return {x, {attention.feature_map, attention.normalizer, attention.scale}, plan};
 }
 

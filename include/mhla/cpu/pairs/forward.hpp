@@ -11,6 +11,7 @@
 
 #include <mhla/cpu/pairs/block_mixing.hpp>
 #include <mhla/cpu/pairs/centers.hpp>
+#include <mhla/cpu/pairs/heavy_tokens.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -136,22 +137,16 @@ inline void read_out_own_tile(const PairedRows& queries, const Panel<const float
   const PairedRows scores = multiply_scores(
       scratch.scores, queries, pair_panel(scratch.columns.data, own.rotated.cols, tokens));
   add_triangle(numerators, scores, values, {1});
-  const float* const squares = own.scores.row(0);
-  float sum = 0;
-  float most = 0;
-  for (Index t = 0; t < tokens; ++t) {
-    sum += squares[t];
-    most = (std::max)(most, squares[t]);
-    if (!(2 * most > sum)) continue;
-    const Index heavy = std::find(squares, squares + t, most) - squares;
+  const auto square_of = [&](Index t) { return own.scores.row(0)[t]; };
+  for_each_heavy_token(tokens, 1, square_of, [&](Index t, Index heavy) {
     const auto* const rounded = reinterpret_cast<const BFloat16*>(scores.row(t));
     const float lost =
         inner_product<float>(rotated.row_range(t, 1), own.rotated.row_range(heavy, 1)) -
         load(rounded[heavy]);
-    if (!(std::isfinite)(lost)) continue;
+    if (!(std::isfinite)(lost)) return;
     for (Index c = 0; c < numerators.cols; ++c)
       numerators.row(t)[c] += lost * element_of(values, heavy, c);
-  }
+  });
 }
 
 template <class L>
@@ -193,16 +188,8 @@ struct Forward {
         unit, unit.queries, tile, scratch, [&]<class Stored>(const Rows<const Stored>& rows) {
           pair_functions_of<Stored>().row_distances(rows, tile.tokens, zeros, own.scores.row(0));
         });
-    // NaN and infinities of v must not show in other columns.
-    for (Index t = 0; t < tile.tokens; ++t) {
-      float& square = own.scores.row(0)[t];
-      if ((std::isfinite)(square)) continue;
-      square = 0;
-      for (Index c = 0; c < zeros.size; ++c) {
-        const float value = element_of(packed, t, c);
-        if ((std::isfinite)(value)) square += value * value;
-      }
-    }
+    leave_out_non_finite({own.scores.row(0), tile.tokens}, zeros.size,
+                         [&](Index t, Index c) { return element_of(packed, t, c); });
   }
   /// Adds the tile to P, which later tiles of its block read.
   void absorb_own_tile(Tile& at) const {

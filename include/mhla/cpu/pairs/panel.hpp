@@ -156,14 +156,15 @@ inline void clear_rest(const PairedRows& scores, Triangle triangle) {
   }
 }
 
-/// Scores of a tile's tokens, [rows of a, cols of b] in pairs of columns; an odd last column's
-/// partner is 0.
-inline PairedRows multiply_scores(Span<Pair> memory, const LeftFactor& a, const VnniPanel& b) {
+/// Scores of a tile's tokens, [rows of a, cols of b] in pairs of columns, each row times its scale
+/// unless `scales` is empty; an odd last column's partner is 0.
+inline PairedRows multiply_scores(Span<Pair> memory, const LeftFactor& a, const VnniPanel& b,
+                                  Span<const float> scales = {}) {
   const PairedRows scores = paired_rows(memory.data, a.rows, b.cols);
   if (b.cols % 2 != 0)
     for (Index r = 0; r < a.rows; ++r) scores.row(r)[scores.stride - 1] = 0;
-  multiply(stored_in({reinterpret_cast<BFloat16*>(scores.data), 2 * scores.stride}, b.cols, {}), a,
-           b, nullptr);
+  multiply(stored_in({reinterpret_cast<BFloat16*>(scores.data), 2 * scores.stride}, b.cols, scales),
+           a, b, nullptr);
   return scores;
 }
 

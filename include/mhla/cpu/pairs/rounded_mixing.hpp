@@ -10,12 +10,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-inline float to_bfloat16(float x) {
-  BFloat16 rounded;
-  store(rounded, x);
-  return load(rounded);
-}
-
 /// Rows of all matrices, of pairs of elements, in one part or two.
 struct RoundedRows {
   Index matrices = 0;
@@ -35,6 +29,11 @@ struct RoundedRows {
   Pair* row(Index part, Index matrix, Index r) const {
     return pairs.data + ((part * matrices + matrix) * rows + r) * pairs_of(cols);
   }
+  BFloat16* elements(Index part, Index matrix, Index r) const {
+    return reinterpret_cast<BFloat16*>(row(part, matrix, r));
+  }
+  /// Clears what an odd last column is paired with, as the elements that follow are written.
+  void clear() const { std::fill_n(elements(0, 0, 0), 2 * pairs.size, BFloat16{}); }
   /// Some rows of a part of a matrix's corner.                        // [count, pairs of columns]
   PairedRows of(Index part, Index matrix, Index first, Index count, Index columns) const {
     return {row(part, matrix, first), count, columns, pairs_of(cols)};
@@ -44,15 +43,17 @@ struct RoundedRows {
     return is_scaled ? &scales[matrix * rows + r] : nullptr;
   }
 
-  /// Fits the scales. Returns whether rounding errors of element(matrix, row, column) average out
-  /// then: 1.8e-3 of a row and more is what few different elements lose.
+  /// Fits the scales. Returns whether errors of the first part, which is element(matrix, row,
+  /// column) rounded, average out then: 1.8e-3 of a row and more is what few different elements
+  /// lose.
   template <class Element>
   bool errors_average_out(const Element& element) {
     constexpr float most = 1.8e-3f;
     float lost = 0;
     for (Index h = 0; h < matrices; ++h)
       for (Index r = 0; r < rows; ++r)
-        lost += fit([&](Index c) { return element(h, r, c); }, scales[h * rows + r]);
+        lost +=
+            fit([&](Index c) { return element(h, r, c); }, elements(0, h, r), scales[h * rows + r]);
     return lost <= most * most * static_cast<float>(matrices * rows);
   }
 
@@ -60,19 +61,19 @@ struct RoundedRows {
   // The scale that takes back what elements lose alike by rounding: the sizes of the rounded ones
   // then add up to those of the others. Returns which share of their squares is lost nevertheless.
   template <class Element>
-  float fit(const Element& element, float& scale) const {
+  float fit(const Element& element, const BFloat16* rounded, float& scale) const {
     float exact_sizes = 0;
     float rounded_sizes = 0;
     for (Index n = 0; n < cols; ++n) {
       exact_sizes += (std::abs)(element(n));
-      rounded_sizes += (std::abs)(to_bfloat16(element(n)));
+      rounded_sizes += (std::abs)(load(rounded[n]));
     }
     scale = exact_sizes / rounded_sizes;
     if (!(std::isfinite)(scale) || scale <= 0) scale = 1;
     float squares = 0;
     float lost = 0;
     for (Index n = 0; n < cols; ++n) {
-      const float rest = element(n) - scale * to_bfloat16(element(n));
+      const float rest = element(n) - scale * load(rounded[n]);
       squares += element(n) * element(n);
       lost += rest * rest;
     }
@@ -99,7 +100,8 @@ struct RoundedMixing {
   }
 
   /// What a row does not see is 0.
-  void pack(Span<const float> mixing, Sight sight) {
+  template <Sight sight>
+  void pack(Span<const float> mixing) {
     constexpr Index few_blocks = 16;
     const Index rows = queries.rows;
     const Index cols = queries.cols;
@@ -107,30 +109,35 @@ struct RoundedMixing {
     const auto seen = [&](Index h, Index i, Index b) {
       return sees_whole_block(sight, i, b) ? mixing[at(h, i, b)] : 0;
     };
+    queries.clear();
+    keys.clear();
+    const auto round = [&](Index part, const auto& element) {
+      for (Index h = 0; h < queries.matrices; ++h)
+        for (Index i = 0; i < rows; ++i) {
+          BFloat16* const row = queries.elements(part, h, i);
+          for (Index b = 0; b < cols; ++b) {
+            store(row[b], element(h, i, b));
+            if (keys.rows > 0) keys.elements(part, h, b)[i] = row[b];
+          }
+        }
+    };
+    round(0, seen);
     const bool in_one_part =
         (std::min)(rows, cols) >= few_blocks && queries.errors_average_out(seen) &&
         keys.errors_average_out([&](Index h, Index b, Index i) { return seen(h, i, b); });
     parts = in_one_part ? 1 : 2;
     queries.is_scaled = keys.is_scaled = in_one_part;
-    std::copy_n(mixing.data, mixing.size, of_key_sums.data);
-    std::fill_n(queries.pairs.data, queries.pairs.size, Pair{0});
-    std::fill_n(keys.pairs.data, keys.pairs.size, Pair{0});
+    const auto rounded = [&](Index h, Index i, Index b) {
+      return load(queries.elements(0, h, i)[b]);
+    };
+    std::copy_n(mixing.data, mixing.size, of_key_sums.data);  // m_ii, too, which no summary takes
+    if (!in_one_part)
+      return round(1, [&](Index h, Index i, Index b) { return seen(h, i, b) - rounded(h, i, b); });
     for (Index h = 0; h < queries.matrices; ++h)
       for (Index i = 0; i < rows; ++i)
-        for (Index b = 0; b < cols; ++b) {
-          if (!sees_whole_block(sight, i, b)) continue;
-          float rest = mixing[at(h, i, b)];
-          for (Index part = 0; part < parts; ++part) {
-            BFloat16 rounded;
-            store(rounded, rest);
-            rest -= load(rounded);
-            if (in_one_part)
-              of_key_sums[at(h, i, b)] = queries.scales[h * rows + i] * load(rounded);
-            const Pair bits = rounded.bits;
-            queries.row(part, h, i)[b / 2] |= bits << b % 2 * 16;
-            if (keys.rows > 0) keys.row(part, h, b)[i / 2] |= bits << i % 2 * 16;
-          }
-        }
+        for (Index b = 0; b < cols; ++b)
+          if (sees_whole_block(sight, i, b))
+            of_key_sums[at(h, i, b)] = queries.scales[h * rows + i] * rounded(h, i, b);
   }
 };
 
