@@ -132,8 +132,8 @@ inline Panel<float> read_out_decode_tile(const DecodeExtents& e, const DecodeUni
     const float lost = weight_of(t) * inner_product<float>(rotated_queries.row_range(r, 1),
                                                            unit.key_rows(e, parity, row, 1)) -
                        load(rounded[row]);
-    if ((std::isfinite)(lost))
-      add_scaled_row(numerators.row(r), lost, unit.value_rows(e, parity, row, 1).data, e.value_dim);
+    const Panel<float> value = unit.value_rows(e, parity, row, 1);
+    take_back(lost, {numerators.row(r), e.value_dim}, [&](Index c) { return value.data[c]; });
   });
   return numerators;
 }

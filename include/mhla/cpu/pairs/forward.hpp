@@ -143,9 +143,8 @@ inline void read_out_own_tile(const PairedRows& queries, const Panel<const float
     const float lost =
         inner_product<float>(rotated.row_range(t, 1), own.rotated.row_range(heavy, 1)) -
         load(rounded[heavy]);
-    if (!(std::isfinite)(lost)) return;
-    for (Index c = 0; c < numerators.cols; ++c)
-      numerators.row(t)[c] += lost * element_of(values, heavy, c);
+    take_back(lost, {numerators.row(t), numerators.cols},
+              [&](Index c) { return element_of(values, heavy, c); });
   });
 }
 

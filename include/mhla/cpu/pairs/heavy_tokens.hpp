@@ -40,6 +40,15 @@ void for_each_heavy_token(Index queries, Index seen, const SquareOf& square_of,
   }
 }
 
+/// Adds what the score of a token has lost times its v, value(c), to a query's numerators. Where v
+/// is not finite, nor are they.
+template <class Value>
+void take_back(float lost, const Span<float>& numerators, const Value& value) {
+  if (!(std::isfinite)(lost)) return;
+  for (Index c = 0; c < numerators.size; ++c)
+    if ((std::isfinite)(value(c))) numerators[c] += lost * value(c);
+}
+
 }  // namespace cpu::pairs
 
 MHLA_NAMESPACE_END
