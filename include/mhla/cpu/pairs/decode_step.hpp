@@ -67,7 +67,7 @@ inline Index open_tokens(const DecodeTile& tile) { return tile.first + tile.toke
 /// Rounds the keys and values that a tile reads.
 inline void round_kept_tokens(const DecodeExtents& e, const DecodeUnit<float>& unit,
                               const DecodeTile& tile, const DecodeSlot& slot) {
-  const auto round = [&](int parity, Index tokens) {
+  const auto round_block = [&](int parity, Index tokens) {
     const Panel<float> values = unit.value_rows(e, parity, 0, tokens);
     const Span<float> squares{slot.squares[parity].data, tokens};
     transposed(pair_features(unit.key_rows(e, parity, 0, tokens), slot.feature_rows),
@@ -76,8 +76,8 @@ inline void round_kept_tokens(const DecodeExtents& e, const DecodeUnit<float>& u
     row_products<float>(squares, values, values);
     leave_out_non_finite(squares, values.cols, [&](Index t, Index c) { return values.row(t)[c]; });
   };
-  round(tile.closing(), closing_tokens(e, tile));
-  round(tile.open_turn(), open_tokens(tile));
+  round_block(tile.closing(), closing_tokens(e, tile));
+  round_block(tile.open_turn(), open_tokens(tile));
 }
 
 /// Rounds P_i of one matrix.

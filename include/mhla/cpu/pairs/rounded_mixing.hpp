@@ -32,8 +32,8 @@ struct RoundedRows {
   BFloat16* elements(Index part, Index matrix, Index r) const {
     return reinterpret_cast<BFloat16*>(row(part, matrix, r));
   }
-  /// Clears what an odd last column is paired with, as the elements that follow are written.
-  void clear() const { std::fill_n(elements(0, 0, 0), 2 * pairs.size, BFloat16{}); }
+  /// Zeros what an odd last column is paired with, as the elements that follow are written.
+  void set_zero() const { std::fill_n(elements(0, 0, 0), 2 * pairs.size, BFloat16{}); }
   /// Some rows of a part of a matrix's corner.                        // [count, pairs of columns]
   PairedRows of(Index part, Index matrix, Index first, Index count, Index columns) const {
     return {row(part, matrix, first), count, columns, pairs_of(cols)};
@@ -109,9 +109,9 @@ struct RoundedMixing {
     const auto seen = [&](Index h, Index i, Index b) {
       return sees_whole_block(sight, i, b) ? mixing[at(h, i, b)] : 0;
     };
-    queries.clear();
-    keys.clear();
-    const auto round = [&](Index part, const auto& element) {
+    queries.set_zero();
+    keys.set_zero();
+    const auto round_part = [&](Index part, const auto& element) {
       for (Index h = 0; h < queries.matrices; ++h)
         for (Index i = 0; i < rows; ++i) {
           BFloat16* const row = queries.elements(part, h, i);
@@ -121,7 +121,7 @@ struct RoundedMixing {
           }
         }
     };
-    round(0, seen);
+    round_part(0, seen);
     const bool in_one_part =
         (std::min)(rows, cols) >= few_blocks && queries.errors_average_out(seen) &&
         keys.errors_average_out([&](Index h, Index b, Index i) { return seen(h, i, b); });
@@ -132,7 +132,8 @@ struct RoundedMixing {
     };
     std::copy_n(mixing.data, mixing.size, of_key_sums.data);  // m_ii, too, which no summary takes
     if (!in_one_part)
-      return round(1, [&](Index h, Index i, Index b) { return seen(h, i, b) - rounded(h, i, b); });
+      return round_part(
+          1, [&](Index h, Index i, Index b) { return seen(h, i, b) - rounded(h, i, b); });
     for (Index h = 0; h < queries.matrices; ++h)
       for (Index i = 0; i < rows; ++i)
         for (Index b = 0; b < cols; ++b)
