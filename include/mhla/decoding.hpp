@@ -11,8 +11,8 @@
 /// \endcode
 /// A step costs the same wherever in its block a token lies: the work that a full block leaves
 /// is spread over the tokens of the next one. Memory is allocated by the constructor only.
-/// With Precision::fast, what 16 tokens of a block, or more, read at once is rounded, as in a
-/// prefill; what single steps read is not, nor is the state.
+/// With Precision::fast, a call rounds where it takes 16 or more tokens of a block at once, as a
+/// prefill does. Single steps and the state stay exact.
 /// With RecurrentMixing a step also costs the same wherever in its sequence a token lies, and the
 /// state is that of two blocks' tokens and of `states` summaries for each of mix's heads.
 #pragma once

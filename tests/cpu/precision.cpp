@@ -457,7 +457,7 @@ TEST_CASE("precision: a decoder's prefill is rounded, its state is not", "[cpu][
             CHECK(bitwise_equal(first_tokens(after, token), first_tokens(y, token)));
           }
     }
-    // Fewer tokens than are worth it, or blocks that never have them.
+    // Fewer tokens at once than are worth it.
     CHECK(bitwise_equal(decode(fast(attention), x, 15, SerialExecutor{}).view(),
                         decode(attention, x, 15, SerialExecutor{}).view()));
   };

@@ -58,8 +58,8 @@ enum class Precision {
   /// `exact` on other machines, for other tensors (instructions for half sum in half, or are no
   /// faster than float), with fewer than 32 features or values, and by Path::quadratic. A
   /// structured mixing, Stages and SequenceParallel mix in the accumulator type; the last two have
-  /// exact gradients. A decoder rounds what 16 tokens of a block, or more, read at once. RMS errors
-  /// are at most 3e-3 for y (5e-3 with a rotation or features of either sign) and 5e-3 for
+  /// exact gradients. A decoder rounds where it takes 16 or more tokens of a block at once. RMS
+  /// errors are at most 3e-3 for y (5e-3 with a rotation or features of either sign) and 5e-3 for
   /// gradients, unless few terms make up a result.
   fast,
 };

@@ -21,7 +21,7 @@ inline constexpr Index least_decode_tile = 16;
 /// Panels of one tile; one for every slot. Of the two blocks whose tokens are kept as such, even
 /// and odd ones alternate, as in DecodeUnit.
 struct DecodeSlot : cpu::DecodeSlot<float> {
-  Span<Pair> feature_rows;      // [tile, block tokens or value_dim, halves of features]
+  Span<Pair> feature_rows;      // [block tokens or value_dim, halves of features]
   Span<Pair> mixture;           // [halves of features, value_dim]: P_i
   Span<Pair> paired_keys[2];    // [halves of features, block tokens]: K^r^T
   Span<Pair> values[2];         // [pairs of block tokens, value_dim]

@@ -40,8 +40,8 @@ void for_each_heavy_token(Index queries, Index seen, const SquareOf& square_of,
   }
 }
 
-/// Adds what the score of a token has lost times its v, value(c), to a query's numerators. Where v
-/// is not finite, nor are they.
+/// Adds what the score of a token has lost times its v, value(c), to a query's numerators, except
+/// where v is not finite: neither are they then.
 template <class Value>
 void take_back(float lost, const Span<float>& numerators, const Value& value) {
   if (!(std::isfinite)(lost)) return;

@@ -130,7 +130,7 @@ struct RoundedMixing {
     const auto rounded = [&](Index h, Index i, Index b) {
       return load(queries.elements(0, h, i)[b]);
     };
-    std::copy_n(mixing.data, mixing.size, of_key_sums.data);  // m_ii, too, which no summary takes
+    std::copy_n(mixing.data, mixing.size, of_key_sums.data);  // with m_ii, the own keys' weight
     if (!in_one_part)
       return round_part(
           1, [&](Index h, Index i, Index b) { return seen(h, i, b) - rounded(h, i, b); });
