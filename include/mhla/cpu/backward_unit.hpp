@@ -7,7 +7,7 @@
 //                           (Causal: and what the own block's queries send back, dm_bb with it)
 //
 // The summaries S_b, z_b are there before it starts: recomputed, or saved by the forward pass. `by`
-// is exact::Backward (exact.hpp) or pairs::Backward (pairs/backward.hpp).
+// is exact::Backward or pairs::Backward (pairs/backward.hpp).
 #pragma once
 
 #include <mhla/cpu/forward_unit.hpp>
@@ -301,6 +301,117 @@ MHLA_ONCE_A_CALL void backward_unit(const By& by, const ExecutorRef& loop) {
     summarize_unit_gradient(by, loop);
 }
 
+namespace exact {
+
+template <class L, class T>
+struct Backward : Forward<L, T> {
+  using A = Accumulator<T>;
+  using typename Forward<L, T>::Mixtures;
+  using typename Forward<L, T>::Tile;
+  using OwnKeys = KeyTile<A>;
+  static constexpr bool stores_products = std::is_same_v<T, A>;
+
+  const BackwardRequest<L, T>& request;
+  using Forward<L, T>::unit;
+
+  /// A block without tokens sends nothing back.
+  void end_block(Index matrix, Index i, const SlotScratch<A>&) const {
+    const SummaryRows<A> grad = mixed_gradients(unit, matrix);
+    if (unit.queries[i].tiles == 0) set_zero(grad.summary(i), grad.key_sum(i));
+  }
+  /// dS~_i^T (+)= U^T Q^r
+  void add_summary_gradient(const Tile& at, const Panel<A>& rotated, const Panel<const A>& u,
+                            bool first, bool, Prefetch* prefetch) const {
+    prefetch_summary(at.mixed, at.block + 1, at.part(), at.parts(), *prefetch);
+    multiply_left_transposed<A>(mixed_gradients(unit, at.matrix).summary(at.block), u, rotated,
+                                first ? Into::overwrite : Into::add, prefetch);
+  }
+  /// dQ^r
+  Panel<A> query_gradient(const Tile& at, Index g, const Panel<const A>& u,
+                          Prefetch* prefetch) const {
+    Panel<A> grad = panel(at.scratch.grad_features.data, u.rows, unit.extents().feature_dim);
+    if constexpr (mixes_products<L>) grad = waiting_query_features(unit, g, at.block, at.tile());
+    prefetch_summary(mixed_gradients(unit, at.matrix), at.block + 1, at.part(), at.parts(),
+                     *prefetch);
+    multiply_into_rows<A>(grad.placed(), u, at.summary, {}, prefetch);
+    if constexpr (is_causal_within_block<L>) {  // tril(U V^T) (m_ii K^r)
+      multiply_right_transposed<A>(at.own.scores, at.own.values, u);
+      multiply_lower<A>(grad, at.own.scores, at.own.rotated, Into::add);
+    }
+    return grad;
+  }
+
+  /// dm += <dS~, S> + <dz~, z>, or C R^T, for some columns: key blocks from `first` on.
+  MHLA_ONCE_A_CALL void add_mixing_gradient(const Panel<A>& columns, Index matrix, Index first,
+                                            const SlotScratch<A>& scratch) const {
+    const MatrixRows rows{unit.plan.problem.queries.first,
+                          unit.queries.blocks + unit.other_queries};
+    const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from) {
+      mix_matrix_gradient<sight_of<L>, A>(
+          grad_mixed, rows, first, from.row_range(first, columns.cols), columns, scratch.triangle);
+    };
+    const SummaryRows<A> grad = mixed_gradients(unit, matrix);
+    add(grad.summaries, unit.summaries.summaries);
+    if constexpr (mixes_key_sums<L>) add(grad.key_sums, unit.summaries.key_sums);
+    if constexpr (mixes_products<L>) mixed_products_matrix_gradient(unit, matrix, first, columns);
+  }
+  BlockGradient<A, Panel<A>> block_gradient(const Mixtures& mixed, Index b,
+                                            const SlotScratch<A>& scratch) const {
+    const Extents& e = unit.extents();
+    BlockGradient<A, Panel<A>> grad{mixed.summary(b),
+                                    panel(scratch.transposed.data, e.feature_dim, e.value_dim),
+                                    mixed.key_sum(b)};
+    if constexpr (mixes_products<L>)
+      grad.key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
+    if (request.gradients.value.wanted) transpose<A>(grad.not_transposed, grad.transposed);
+    return grad;
+  }
+
+  /// Under Causal the tile's own queries meanwhile pass through the slot's panels.
+  OwnKeys pack_key_tile(OwnKeys k) const {
+    const TilePanels<A>& usual = k.scratch;
+    const TilePanels<A>& panels = is_causal_within_block<L> ? k.scratch.own : usual;
+    k.features = cpu::pack_key_tile(unit, k.tile, panels, k.scratch.row);
+    k.keys = k.features.rotated;
+    k.values =
+        readable_panel<T>(unit.keys.table, k.tile, unit.key_rows(unit.operands.v), panels.values);
+    return k;
+  }
+  void key_gradient(const OwnKeys& k, const auto& grad, Prefetch* prefetch) const {
+    multiply_into_rows<A>(k.gradients.rotated.placed(), k.values, grad.transposed, {}, prefetch);
+  }
+  /// In the tensor itself if `in_place`.
+  void value_gradient(const OwnKeys& k, const auto& grad, const TokenRows<T>* in_place,
+                      Prefetch* prefetch) const {
+    const Rows<A> results = in_place != nullptr
+                                ? in_place_of_products<A>(unit.keys.table, k.tile, *in_place)
+                                : k.gradients.values.placed();
+    multiply_into_rows<A>(results, k.keys, grad.not_transposed, {}, prefetch);
+  }
+
+  // Of the tile's own block, under Causal:
+  void take_later_gradients(const OwnKeys& k, const Panel<A>& later,
+                            const KeyGradients<A>& own) const {
+    if (request.own_keys()) multiply_into_rows<A>(own.rotated.placed(), k.values, later);
+    if (request.gradients.value.wanted) multiply_right_transposed<A>(own.values, k.keys, later);
+  }
+  void add_own_queries(const OwnKeys& k, const Panel<A>& later, const Panel<A>& rotated,
+                       const Panel<const A>& u, const KeyGradients<A>& own, bool starts) const {
+    const Panel<A> scores = panel(k.scratch.own.scores.data, u.rows, u.rows);
+    if (request.own_keys()) {  // tril(U V^T)^T Q^r
+      multiply_right_transposed<A>(scores, u, k.values);
+      multiply_lower_transposed<A>(own.rotated, scores, rotated, Into::add);
+    }
+    if (request.gradients.value.wanted) {  // tril(Q^r K^r^T)^T U
+      multiply_right_transposed<A>(scores, rotated, k.keys);
+      multiply_lower_transposed<A>(own.values, scores, u, Into::add);
+    }
+    if (!k.first)  // an earlier tile needs it
+      multiply_left_transposed<A>(later, u, rotated, starts ? Into::overwrite : Into::add);
+  }
+};
+
+}  // namespace exact
 }  // namespace cpu
 
 MHLA_NAMESPACE_END

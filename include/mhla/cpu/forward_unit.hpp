@@ -7,7 +7,7 @@
 //
 // Under Causal a tile also reads its own block's keys, which are then added to S~_i and z~_i.
 //
-// `by` is a unit and how its products are made: exact::Forward (exact.hpp), or with
+// `by` is a unit and how its products are made: exact::Forward, in the accumulator type, or with
 // Precision::fast pairs::Forward (pairs/forward.hpp). `loop` is OneSlot, or the caller's executor
 // if the slots share a unit; the bits are the same.
 #pragma once
@@ -105,6 +105,92 @@ MHLA_ONCE_A_CALL void read_out_unit(const By& by, const TensorView<typename By::
       [](Index) {});
 }
 
+/// S_b and z_b of every key block.
+template <class L, class T, class A = Accumulator<T>>
+void summarize_unit(const Unit<L, T>& unit, const ExecutorRef& loop) {
+  const BlockTable& table = unit.keys.table;
+  const TokenRows<const T> keys = unit.key_rows(unit.operands.k);
+  const TokenRows<const T> values = unit.key_rows(unit.operands.v);
+  loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
+    const SlotScratch<A>& scratch = unit.plan.scratch[slot];
+    const BlockSpan& block = unit.keys[b];
+    if (block.tiles == 0) set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
+    for (Index i = 0; i < block.tiles; ++i) {
+      const TokenTile& tile = table.tiles[block.first_tile + i];
+      const FeaturePanels<A> k = pack_key_tile(unit, tile, scratch, scratch.row);
+      Prefetch next = prefetch_tile(unit.keys, block.first_tile + i + 1, {keys, values});
+      prefetch_summary(unit.summaries, b + 1, i, block.tiles, next);
+      summarize<A>(k.features, k.rotated, readable_rows<T, A>(table, tile, values, scratch.values),
+                   unit.orientation(), unit.summaries.summary(b),
+                   {unit.summaries.key_sum(b), scratch.key_sum_rest},
+                   i == 0 ? Into::overwrite : Into::add, &next);
+    }
+  });
+}
+
+namespace exact {
+
+template <class L, class T>
+struct Forward {
+  using Variant = L;
+  using Scalar = T;
+  using A = Accumulator<T>;
+  using Tile = QueryTile<A>;
+  /// S~ and z~ of a group of query blocks, or dS and dz of one of key blocks.
+  using Mixtures = SummaryRows<A>;
+
+  const Unit<L, T>& unit;
+
+  /// S~ of a block.
+  static Panel<A> summary(const Mixtures& mixed, Index block, const SlotScratch<A>&) {
+    return mixed.summary(block);
+  }
+
+  /// Packs a query tile's own values.
+  void pack_own_tile(Tile& at) const {
+    at.own.values = readable_panel<T>(unit.queries.table, at.tile(), unit.key_rows(unit.operands.v),
+                                      at.scratch.own.values);
+  }
+  /// Adds the tile to P, which later tiles of its block read.
+  void absorb_own_tile(const Tile& at) const {
+    summarize<A>(at.own.features, at.own.rotated, at.own.values.placed(), unit.orientation(),
+                 at.summary, {}, Into::add, nullptr);
+  }
+
+  /// y of a tile of query head g.
+  void read_out(const Tile& at, Index g, const TensorView<T, 4>& y) const {
+    const BlockTable& table = unit.queries.table;
+    const TokenTile& tile = at.tile();
+    const TokenRows<const T> queries = unit.query_rows(g, unit.operands.q);
+    const TokenRows<T> results = unit.query_rows(g, y);
+    const FeaturePanels<A> q = pack_query_tile(unit, g, tile, at.scratch);
+    const Span<const A> denominators = tile_denominators(unit, at, g, q.features);
+    Prefetch next = prefetch_tile(unit.queries, at.index + 1, {queries, results});
+    if constexpr (is_causal_within_block<L>)
+      next = prefetch_tile(
+          unit.queries, at.index + 1,
+          {queries, results, unit.key_rows(unit.operands.k), unit.key_rows(unit.operands.v)});
+    prefetch_summary(at.mixed, at.block + 1, at.part(), at.parts(), next);
+
+    const Span<A> inverses{at.scratch.inverses.data, denominators.size};
+    const bool invertible = invert<A>(denominators, inverses);
+    // The own block's contribution is added before the rows are scaled.
+    if (!is_causal_within_block<L> && invertible && is_in_place_of_products<A>(results))
+      return multiply_into_rows<A>(in_place_of_products<A>(table, tile, results), q.rotated,
+                                   at.summary, inverses, &next);
+    Panel<A> out = denominators.size == 0 ? panel_in_place<A>(table, tile, results) : Panel<A>{};
+    const bool in_place = out.rows > 0;
+    if (!in_place) out = panel(at.scratch.values.data, tile.tokens, unit.extents().value_dim);
+    multiply_into_rows<A>(out.placed(), q.rotated, at.summary, {}, &next);
+    if constexpr (is_causal_within_block<L>)
+      read_out_own_tile<A>(q.rotated, at.own.rotated, at.own.values, at.own.scores, out);
+    if (in_place) return;
+    if (!invertible) divide_rows<A>(out, denominators);
+    scatter<T, A>(table, tile, out, invertible ? inverses : Span<A>{}, results, Update::overwrite);
+  }
+};
+
+}  // namespace exact
 }  // namespace cpu
 
 MHLA_NAMESPACE_END

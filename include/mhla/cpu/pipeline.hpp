@@ -17,7 +17,7 @@ template <StorageScalar T, AttentionVariant V, Executor E>
 MHLA_ONCE_A_CALL Index forward_workspace_size(const V& attention, const Shape& shape,
                                               const E& executor) {
   Arena arena;
-  cpu::lay_out<T>(arena, attention, checked_problem(attention, shape), executor, std::false_type());
+  cpu::Call<V, T>(arena, attention, checked_problem(attention, shape), executor, std::false_type());
   return arena.used();
 }
 
@@ -28,7 +28,7 @@ template <StorageScalar T, AttentionVariant V, Executor E>
 MHLA_ONCE_A_CALL Index backward_workspace_size(const V& attention, const Shape& shape,
                                                const E& executor) {
   Arena arena;
-  cpu::lay_out<T>(arena, attention, checked_problem(attention, shape), executor, std::true_type());
+  cpu::Call<V, T>(arena, attention, checked_problem(attention, shape), executor, std::true_type());
   return arena.used();
 }
 

@@ -283,17 +283,6 @@ struct Plan : Needs {
   }
 };
 
-/// The plan of a call, or of a stage, with tensors of T; none without an output.
-template <class T, class V>
-MHLA_ONCE_A_CALL auto lay_out(Arena& arena, const V& attention, const Problem& problem,
-                              const ExecutorRef& executor, auto backward) {
-  std::optional<Plan<LoweredOf<V>, Accumulator<T>>> plan;
-  if (!problem.shape.empty())
-    plan.emplace(arena, attention, problem, executor, backward,
-                 multiplies_pairs<T>(attention, problem, backward));
-  return plan;
-}
-
 }  // namespace cpu
 
 MHLA_NAMESPACE_END

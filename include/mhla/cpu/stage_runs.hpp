@@ -75,10 +75,9 @@ class StageRun {
  private:
   auto lay_out(Arena& arena) const {
     const Stage stage = *problem_.stage;
-    return cpu::lay_out<T>(arena, attention_, problem_, executor_,
-                           stage == Stage::read_out_gradient ||
-                               stage == Stage::summarize_gradient ||
-                               stage == Stage::advance_gradient);
+    const bool backward = stage == Stage::read_out_gradient || stage == Stage::summarize_gradient ||
+                          stage == Stage::advance_gradient;
+    return Call<V, T>(arena, attention_, problem_, executor_, backward).plan;
   }
 
   // Whether a recurrence has states before the first block, also where there are no blocks.

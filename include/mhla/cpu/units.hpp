@@ -3,7 +3,6 @@
 #pragma once
 
 #include <mhla/core/forward_state.hpp>
-#include <mhla/cpu/exact.hpp>
 #include <mhla/cpu/host_kernels.hpp>
 #include <mhla/cpu/pairs/backward.hpp>
 #include <mhla/cpu/quadratic/unit.hpp>
@@ -254,8 +253,8 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
   run_units(plan, executor, request.mixing(), run);
 }
 
-/// A call of a checked problem with tensors of T, laid out for passes in one direction. Refers to
-/// the attention.
+/// A call of a checked problem, or of a stage, with tensors of T, laid out for passes in one
+/// direction. Refers to the attention.
 template <class V, class T>
 struct Call {
   using A = Accumulator<T>;
@@ -267,9 +266,11 @@ struct Call {
 
   MHLA_ONCE_A_CALL Call(Arena& arena, const V& variant, const Problem& checked,
                         const ExecutorRef& executor, auto backward)
-      : attention(variant),
-        problem(checked),
-        plan(lay_out<T>(arena, attention, problem, executor, backward)) {}
+      : attention(variant), problem(checked) {
+    if (!problem.shape.empty())
+      plan.emplace(arena, attention, problem, executor, backward,
+                   multiplies_pairs<T>(attention, problem, backward));
+  }
 
   /// With the number of slots that it was laid out for; views must be checked.
   MHLA_ONCE_A_CALL void run(const ExecutorRef& executor, const OperandViews<T>& x,

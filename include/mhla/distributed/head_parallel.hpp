@@ -94,7 +94,8 @@ class HostHeads {
       const cpu::PartialSums<A> all = all_sums(heads);
       memory.sums = arena.take<A>(checked_mul(all.count(), all.size));
     }
-    memory.plan = cpu::lay_out<T>(arena, heads.attention, heads.own, executor, std::true_type());
+    memory.plan =
+        cpu::Call<V, T>(arena, heads.attention, heads.own, executor, std::true_type()).plan;
     return memory;
   }
   // Rank 0 gets the partial sums of all heads, in the order in which one process adds them up.

@@ -205,10 +205,8 @@ class SequenceParallel {
     if (recurs || !to_keys)
       read_out_gradient(query_blocks());
     else
-      exchange_sums<Kernels>(*communicator_, executor,
-                             SharedRows<A>{queries_, queries_read_, stages_.mixture_layout(), wire_,
-                                           memory.mixtures, memory.wire},
-                             1, read_out_gradient);
+      exchange_sums(executor, {queries_, queries_read_, stages_.mixture_layout(), memory.mixtures},
+                    memory.wire, 1, read_out_gradient);
     if constexpr (recurs)
       if (to_keys) hand_back_states(executor, x, sums, of_queries.mix, update, memory);
     confirm(*communicator_);
@@ -398,11 +396,79 @@ class SequenceParallel {
                           {memory.summaries, memory.states}, memory.next, memory.scratch);
       });
     } else {
-      exchange_sums<Kernels>(*communicator_, executor,
-                             SharedRows<A>{keys_, keys_read_, stages_.summary_layout(), wire_,
-                                           memory.summaries, memory.wire},
-                             pieces(), summarize);
+      exchange_sums(executor, {keys_, keys_read_, stages_.summary_layout(), memory.summaries},
+                    memory.wire, pieces(), summarize);
     }
+  }
+
+  // Rows of sums, of which every rank makes those of its share and reads some.
+  struct SharedRows {
+    const Shares& shares;
+    const std::vector<BlockRange>& read;  // by every rank, among them its own
+    SumsLayout layout;
+    TensorView<A, 2> rows;  // that this rank reads
+
+    // The bytes of those of some blocks that rank `by` reads, counted from block `origin`.
+    Part part(const BlockRange& blocks, Index by, Index origin, Wire wire) const {
+      const BlockRange its = common(blocks, read[static_cast<std::size_t>(by)]);
+      const Index bytes = layout.template bytes<A>(wire);
+      return {its.count > 0 ? (its.first - origin) * bytes : 0, its.count * bytes};
+    }
+    // Whether all ranks read all rows.
+    bool read_by_all() const {
+      const BlockRange all{0, shares.back().end()};
+      return std::all_of(read.begin(), read.end(), [&](const auto& its) { return its == all; });
+    }
+  };
+
+  // Calls make(blocks) for all pieces of this rank's share, whose rows then travel, and returns
+  // when `of.rows` are complete. All ranks have as many pieces. Rounded rows travel in `buffer`.
+  template <class Make>
+  void exchange_sums(const auto& executor, const SharedRows& of, Span<std::byte> buffer,
+                     Index pieces, const Make& make) const {
+    const Index ranks = communicator_->size();
+    const Index rank = communicator_->rank();
+    const Index origin = own(of.read).first;
+    const bool rounds = wire_ == Wire::bfloat16;
+    auto* const bytes = rounds ? buffer.data : reinterpret_cast<std::byte*>(of.rows.data);
+    const auto piece_at = [&](Index r, Index piece) {
+      return piece_of(of.shares[static_cast<std::size_t>(r)], piece, pieces);
+    };
+
+    // Returns what to wait for, if the communicator overlaps.
+    const auto send_piece = [&](Index piece) {
+      const BlockRange made = piece_at(rank, piece);
+      make(made);
+      const Part mine = of.part(made, rank, origin, wire_);
+      if (rounds && made.count > 0)
+        Kernels::round_rows(executor, of.layout,
+                            rows_of(of.rows, {made.first - origin, made.count}),
+                            bytes + mine.first);
+      Parts to(ranks);
+      Parts from(ranks);
+      for (Index r = 0; r < ranks; ++r) {
+        if (r == rank) continue;
+        to[r] = of.part(made, r, made.first, wire_);
+        from[r] = of.part(piece_at(r, piece), rank, origin, wire_);
+      }
+      const std::byte* const sent = bytes + mine.first;
+      if constexpr (OverlapsMessages<C>) {
+        return communicator_->start_all_to_all(sent, to, bytes, from);
+      } else if (of.read_by_all()) {
+        from[rank] = mine;
+        communicator_->all_gather(sent, bytes, from);
+      } else {
+        communicator_->all_to_all(sent, to, bytes, from);
+      }
+    };
+    if constexpr (OverlapsMessages<C>) {
+      std::vector<decltype(send_piece(0))> under_way;
+      for (Index piece = 0; piece < pieces; ++piece) under_way.push_back(send_piece(piece));
+      for (auto& message : under_way) message.wait();
+    } else {
+      send_piece(0);
+    }
+    if (rounds) Kernels::widen_rows(executor, of.layout, bytes, of.rows);
   }
 
   // One rank after another, the next in direction `step`: make() when what the rank before it has

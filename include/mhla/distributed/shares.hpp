@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which blocks of a sequence each rank has, and how rows of sums, one for each block
-// (mhla/stages.hpp), travel from the ranks that make them to those that read them.
+// Which blocks of a sequence each rank has, and of which it reads what others make.
 #pragma once
 
 #include <mhla/distributed/communicator.hpp>
@@ -121,78 +120,6 @@ BlockRange blocks_read(const BlockRange& own, const BlockRange& all, bool of_que
 inline BlockRange common(const BlockRange& a, const BlockRange& b) {
   const Index first = (std::max)(a.first, b.first);
   return {first, (std::max)(Index{0}, (std::min)(a.end(), b.end()) - first)};
-}
-
-// Rows of which every rank makes those of its share, and reads some.
-template <class A>
-struct SharedRows {
-  const Shares& shares;
-  const std::vector<BlockRange>& read;  // by every rank, among them its own
-  SumsLayout layout;
-  Wire wire;
-  TensorView<A, 2> rows;   // that this rank reads
-  Span<std::byte> buffer;  // holds them as they travel; unused if the wire is exact
-
-  // The bytes of those of some blocks that rank `by` reads, counted from block `origin`.
-  Part part(const BlockRange& blocks, Index by, Index origin) const {
-    const BlockRange its = common(blocks, read[static_cast<std::size_t>(by)]);
-    const Index bytes = layout.bytes<A>(wire);
-    return {its.count > 0 ? (its.first - origin) * bytes : 0, its.count * bytes};
-  }
-  // Whether all ranks read all rows.
-  bool read_by_all() const {
-    const BlockRange all{0, shares.back().end()};
-    return std::all_of(read.begin(), read.end(), [&](const auto& its) { return its == all; });
-  }
-};
-
-// Calls make(blocks) for all pieces of this rank's share, whose rows then travel, and returns when
-// `of.rows` are complete. All ranks have as many pieces, one if the communicator does not overlap.
-template <class Kernels, Communicator C, class Executor, class A, class Make>
-void exchange_sums(const C& communicator, const Executor& executor, const SharedRows<A>& of,
-                   Index pieces, const Make& make) {
-  const Index ranks = communicator.size();
-  const Index rank = communicator.rank();
-  const Index origin = of.read[static_cast<std::size_t>(rank)].first;
-  const bool rounds = of.wire == Wire::bfloat16;
-  auto* const bytes = rounds ? of.buffer.data : reinterpret_cast<std::byte*>(of.rows.data);
-  const auto piece_at = [&](Index r, Index piece) {
-    return piece_of(of.shares[static_cast<std::size_t>(r)], piece, pieces);
-  };
-
-  // Returns what to wait for, if the communicator overlaps.
-  const auto send_piece = [&](Index piece) {
-    const BlockRange own = piece_at(rank, piece);
-    make(own);
-    const Part mine = of.part(own, rank, origin);
-    if (rounds && own.count > 0)
-      Kernels::round_rows(executor, of.layout, rows_of(of.rows, {own.first - origin, own.count}),
-                          bytes + mine.first);
-    Parts to(ranks);
-    Parts from(ranks);
-    for (Index r = 0; r < ranks; ++r) {
-      if (r == rank) continue;
-      to[r] = of.part(own, r, own.first);
-      from[r] = of.part(piece_at(r, piece), rank, origin);
-    }
-    const std::byte* const sent = bytes + mine.first;
-    if constexpr (OverlapsMessages<C>) {
-      return communicator.start_all_to_all(sent, to, bytes, from);
-    } else if (of.read_by_all()) {
-      from[rank] = mine;
-      communicator.all_gather(sent, bytes, from);
-    } else {
-      communicator.all_to_all(sent, to, bytes, from);
-    }
-  };
-  if constexpr (OverlapsMessages<C>) {
-    std::vector<decltype(send_piece(0))> under_way;
-    for (Index piece = 0; piece < pieces; ++piece) under_way.push_back(send_piece(piece));
-    for (auto& message : under_way) message.wait();
-  } else {
-    send_piece(0);
-  }
-  if (rounds) Kernels::widen_rows(executor, of.layout, bytes, of.rows);
 }
 /// \endcond
 
