@@ -19,6 +19,7 @@
 /// y = attention(q, k, v, mix);
 /// y.device(pool) = x + attention(q, k, v, mix) * 0.5f;       // composes as any Eigen expression
 /// y.device(pool) = attention(q, k, v, mix).with(workspace);  // allocates nothing
+/// y.device(pool) = attention(q, k, v, mix).with(plan);       // nor lays anything out: mhla::plan
 /// y.device(pool) = attention(q, k, v, mix).save(state);      // keeps summaries for backward
 ///
 /// mhla::gradients(dq, dk, dv, dmix).device(pool) = attention.backward(q, k, v, mix, dy);
@@ -41,6 +42,5 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
-#include <mhla/cpu/cpu_plan.hpp>
 #include <mhla/cpu/explain.hpp>
 #include <mhla/eigen/gradient_op.hpp>

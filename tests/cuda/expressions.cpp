@@ -299,6 +299,15 @@ TEST_CASE("cuda expressions: what is wrong is thrown before anything is launched
                }),
                "host memory"));
   }
+  SECTION("a plan for the CPU") {
+    auto plan = mhla::plan<double>(t.attention, t.shape(), mhla::SerialExecutor{});
+    CHECK(says(error_message<mhla::StateError>([&] { y.device(device) = forward.with(plan); }),
+               "runs on the CPU"));
+    CHECK(says(error_message<mhla::StateError>([&] {
+                 mhla::gradients(g.dq, g.dk, g.dv, g.dmix).device(device) = backward.with(plan);
+               }),
+               "runs on the CPU"));
+  }
   CHECK(t.was_idle());
   CHECK(memory_of(y) == untouched);
   g.require(before);

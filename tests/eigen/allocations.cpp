@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What the Eigen layer allocates: nothing with a workspace, one block for the workspace without,
-// one for each lazy operand, and one result where it cannot be written in place. On a thread pool
-// Eigen's scheduling allocates as well, in a number that does not grow with the problem.
+// What the Eigen layer allocates: nothing with a workspace or a plan, one block for the workspace
+// without, one for each lazy operand, and one result where it cannot be written in place. On a
+// thread pool Eigen's scheduling allocates as well, in a number that does not grow with the
+// problem.
 #include <cstdlib>
 #include <mhla/attention.hpp>
 #include <new>
@@ -14,6 +15,7 @@ namespace {
 
 using mhla::skip;
 using mhla::tokens_first;
+using test::memory_of;
 using Tensors = test::Tensors<float, Eigen::RowMajor>;
 using Tensor4 = Tensors::Tensor4;
 using Tensor3 = Tensors::Tensor3;
@@ -68,4 +70,31 @@ TEST_CASE("allocations: none with a workspace", "[eigen]") {
           mhla::gradients(skip, dk, skip, dmix).device(device) +=
               backward.with(workspace).saved(state);
         }) == 0);
+}
+
+TEST_CASE("allocations: none with a plan, which gives the bits of the core", "[eigen]") {
+  const Tensors t;
+  auto plan = mhla::plan<float>(t.attention, t.shape(), mhla::SerialExecutor{});
+  mhla::ForwardState<float> state;
+  state.reserve(mhla::forward_state_size(t.attention, t.shape()));
+  Tensor4 y = t.output();
+  Tensor4 dq = t.q;
+  Tensor4 dk = t.k;
+  Tensor4 dv = t.v;
+  Tensor3 dmix = t.mix;
+  const auto kept = [&] {
+    return test::Gradients<float>{memory_of(dq), memory_of(dk), memory_of(dv), memory_of(dmix)};
+  };
+  const test::Gradients<float> before = kept();
+  CHECK(allocations_of([&] { y = t.attention(t.q, t.k, t.v, t.mix).with(plan).save(state); }) == 0);
+  CHECK(memory_of(y) == t.expected());
+  CHECK(allocations_of([&] {
+          mhla::gradients(dq, dk, dv, dmix) +=
+              t.attention.backward(t.q, t.k, t.v, t.mix, t.dy).with(plan).saved(state);
+        }) == 0);
+  const auto [q, k, v, mix] = test::expected_gradients(t, before, mhla::Update::accumulate);
+  CHECK(memory_of(dq) == q);
+  CHECK(memory_of(dk) == k);
+  CHECK(memory_of(dv) == v);
+  CHECK(memory_of(dmix) == mix);
 }

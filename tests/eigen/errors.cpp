@@ -185,6 +185,55 @@ TEST_CASE("errors: gradients of another shape, or over each other", "[eigen]") {
   CHECK(evaluations == 0);
 }
 
+TEST_CASE("errors: calls that a plan is not for", "[eigen]") {
+  const Tensors t;
+  int evaluations = 0;
+  const auto q = t.q.unaryExpr(Counted{&evaluations});
+  Tensor4 y = t.output();
+  Tensor4 dk = t.k;
+  const auto refuse = [&](auto& plan, const auto& attention, const char* forward,
+                          const char* backward) {
+    const std::string messages[] = {
+        error_message<ShapeError>([&] { y = attention(q, t.k, t.v, t.mix).with(plan); }),
+        error_message<ShapeError>([&] {
+          mhla::gradients(skip, dk, skip, skip) =
+              attention.backward(q, t.k, t.v, t.mix, t.dy).with(plan);
+        })};
+    INFO(messages[0] << messages[1]);
+    CHECK(says(messages[0], "mhla: CpuPlan", forward));
+    CHECK(says(messages[1], "mhla: CpuPlan", backward));
+    CHECK(evaluations == 0);
+    CHECK(memory_of(y) == memory_of(t.output()));
+    CHECK(memory_of(dk) == memory_of(t.k));
+  };
+  const auto refuse_both = [&](auto plan, const auto& attention, const char* why) {
+    refuse(plan, attention, why, why);
+  };
+  Shape other = t.shape();
+  other.batch = 3;
+  const SerialExecutor serial;
+  refuse_both(mhla::plan<float>(t.attention, other, serial), t.attention, "planned shape");
+  auto changed = t.attention;
+  changed.scale = 2;
+  refuse_both(mhla::plan<float>(t.attention, t.shape(), serial), changed, "other settings");
+  changed = t.attention;
+  changed.blocks.block = 8;  // as many blocks
+  refuse_both(mhla::plan<float>(t.attention, t.shape(), serial), changed, "other settings");
+  auto moved = mhla::plan<float>(t.attention, t.shape(), serial);
+  const auto plan = std::move(moved);
+  refuse(moved, t.attention, "moved from", "moved from");  // NOLINT
+  auto half = mhla::plan<float>(t.attention, t.shape(), serial, PlannedPasses::forward);
+  mhla::gradients(skip, dk, skip, skip) = t.attention.backward(t.q, t.k, t.v, t.mix, t.dy);
+  const auto untouched = memory_of(dk);
+  CHECK(says(error_message<ShapeError>([&] {
+               mhla::gradients(skip, dk, skip, skip) =
+                   t.attention.backward(q, t.k, t.v, t.mix, t.dy).with(half);
+             }),
+             "PlannedPasses::forward"));
+  CHECK(memory_of(dk) == untouched);
+  CHECK(evaluations == 0);
+}
+
 TEST_CASE("errors: a run that throws leaks nothing and changes nothing", "[eigen]") {
   const Tensors t;
   const Eigen::DefaultDevice device;

@@ -43,6 +43,7 @@ class CpuPlan {
     require_enumerator("passes", passes, PlannedPasses::both);
     calls_ =
         std::make_unique<Calls>(attention, checked_problem(attention, shape), executor, passes);
+    settings_ = settings_of(attention);
   }
 
   /// y = attention(q, k, v, mix), as forward_into.
@@ -52,7 +53,7 @@ class CpuPlan {
   void forward(const E& executor, const OperandViews<T>& operands, const TensorView<T, 4>& y,
                ForwardState<Accumulator<T>>* save = nullptr) {
     const ExecutorRef runner = executor;
-    require_planned(runner, operands);
+    require_planned(runner, operands, false);
     require_forward(calls_->attention, shape_, operands, y, {}, {}).require_addresses();
     calls_->forward.run(runner, operands, y, save);
   }
@@ -66,14 +67,11 @@ class CpuPlan {
                 Update update = Update::overwrite,
                 const ForwardState<Accumulator<T>>* saved = nullptr) {
     const ExecutorRef runner = executor;
-    require_planned(runner, operands);
-    auto& planned = calls_->backward;
-    if (!planned)
-      throw ShapeError("mhla: CpuPlan::backward: the plan is for PlannedPasses::forward");
+    require_planned(runner, operands, true);
     require_enumerator("update", update, Update::accumulate);
     require_backward(calls_->attention, shape_, operands, dy, gradients, {}, {})
         .require_addresses();
-    planned->run(runner, operands, {dy, gradients, update}, saved);
+    calls_->backward->run(runner, operands, {dy, gradients, update}, saved);
   }
 
   /// Bytes that the plan has allocated.
@@ -84,8 +82,27 @@ class CpuPlan {
     return bytes;
   }
 
+  /// \cond INTERNAL
+  // Throws ShapeError unless the plan is for calls of this attention on these operands.
+  void require_planned(const V& attention, const ExecutorRef& executor,
+                       const OperandViews<T>& operands, bool backward) const {
+    require_planned(executor, operands, backward);
+    if (settings_of(attention) != settings_)
+      throw ShapeError("mhla: CpuPlan: the plan is for an attention with other settings");
+  }
+  /// \endcond
+
  private:
-  void require_planned(const ExecutorRef& executor, const OperandViews<T>& operands) const {
+  // Masks and offsets were read, too.
+  std::uint64_t settings_of(const V& attention) const {
+    fingerprint::Hash hash;
+    fingerprint::add(hash, attention.blocks);
+    fingerprint::add(hash, attention.key_blocks);
+    hash.add(fingerprint_of<T>(attention, calls_->forward.problem, Borrowed::address));
+    return hash.value();
+  }
+  void require_planned(const ExecutorRef& executor, const OperandViews<T>& operands,
+                       bool backward) const {
     if (calls_ == nullptr) throw ShapeError("mhla: CpuPlan: the plan was moved from");
     if (!(operands.shape() == shape_))
       throw ShapeError(
@@ -94,6 +111,8 @@ class CpuPlan {
     if (executor.num_slots() != num_slots_)
       throw ShapeError({"mhla: CpuPlan: the executor has ", executor.num_slots(),
                         " slots but the plan is for ", num_slots_});
+    if (backward && !calls_->backward)
+      throw ShapeError("mhla: CpuPlan::backward: the plan is for PlannedPasses::forward");
   }
 
   // Keeps its address when the plan is moved: what is laid out refers to the attention.
@@ -115,6 +134,7 @@ class CpuPlan {
   Shape shape_;
   Index num_slots_;
   std::unique_ptr<Calls> calls_;
+  std::uint64_t settings_;  // of the attention
 };
 
 /// Lays out the calls of a shape with tensors of T, for executors with as many slots as this one.

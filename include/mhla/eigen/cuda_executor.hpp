@@ -35,7 +35,7 @@ StateUse state_use(const Op& op) {
 }
 
 /// The workspace that an expression brings, or the device's own. Throws StateError where it has a
-/// state in host memory: `keeps` says which.
+/// plan for the CPU, or a state in host memory: `keeps` says which.
 template <class Op, class Size>
 WorkspaceView device_workspace(const CudaDevice& device, const Op& op, const char* expression,
                                const char* keeps, const Size& size) {
@@ -43,6 +43,10 @@ WorkspaceView device_workspace(const CudaDevice& device, const Op& op, const cha
     throw StateError({"mhla: ", expression, keeps,
                       " summaries in host memory, which a CudaDevice does not reach: use a "
                       "mhla::CudaForwardState"});
+  if (op.plan != nullptr)
+    throw StateError({"mhla: ", expression,
+                      ".with(plan): a CpuPlan runs on the CPU: give the CudaDevice a plan of its "
+                      "own, device.with(plan)"});
   const WorkspaceView workspace = op.workspace.value_or(device.workspace());
   if (workspace.data == nullptr)
     throw WorkspaceError(

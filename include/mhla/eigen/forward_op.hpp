@@ -7,7 +7,7 @@
 // result, and not before.
 #pragma once
 
-#include <memory>
+#include <mhla/cpu/cpu_plan.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/eigen/operand.hpp>
 #include <mhla/eigen/thread_pool_executor.hpp>
@@ -78,6 +78,13 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
     changed.workspace = memory;
     return changed;
   }
+  /// Runs as planned by mhla::plan for this attention, shape and number of slots, in the memory of
+  /// the plan, which must outlive the expression.
+  ForwardOp with(CpuPlan<Attention, eigen::Storage<Scalar>>& kept) const {
+    ForwardOp changed = *this;
+    changed.plan = &kept;
+    return changed;
+  }
 
   /// Keeps the block summaries in `summaries`, for attention.backward(...).saved(state), when
   /// evaluated.
@@ -100,6 +107,7 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
   typename eigen::TensorTraits<Value>::Nested value;
   typename eigen::TensorTraits<Mix>::Nested mix;
   std::optional<WorkspaceView> workspace{};
+  CpuPlan<Attention, eigen::Storage<Scalar>>* plan = nullptr;
   ForwardState<Accumulator<Scalar>>* state = nullptr;
   CudaForwardState<Accumulator<Scalar>>* device_state = nullptr;
   /// \endcond
@@ -169,7 +177,10 @@ class ForwardRun {
         executor_(checked_executor(device)),
         operands_(op, device),
         shape_(operands_.views().shape()) {
-    static_cast<void>(checked_problem(op.attention, shape_));
+    if (op.plan != nullptr)
+      op.plan->require_planned(op.attention, executor_, operands_.views(), false);
+    else
+      static_cast<void>(checked_problem(op.attention, shape_));
     require_host_state(op.device_state, "attention(q, k, v, mix).save(state)");
   }
 
@@ -188,6 +199,7 @@ class ForwardRun {
 
   /// Computes y from evaluated operands.
   MHLA_ONCE_A_CALL void write_result(const TensorView<T, 4>& y) const {
+    if (op_.plan != nullptr) return op_.plan->forward(executor_, operands_.views(), y, op_.state);
     cpu::checked_forward_into(op_.attention, executor_, operands_.views(), y,
                               {"mhla: attention(q, k, v, mix).with(workspace)", op_.workspace},
                               op_.state);

@@ -31,6 +31,13 @@ class BackwardOp {
     changed.workspace = memory;
     return changed;
   }
+  /// Runs as planned by mhla::plan for this attention, shape and number of slots, in the memory of
+  /// the plan, which must outlive the expression.
+  BackwardOp with(CpuPlan<Attention, eigen::Storage<Scalar>>& kept) const {
+    BackwardOp changed = *this;
+    changed.plan = &kept;
+    return changed;
+  }
 
   /// Takes the block summaries that attention(...).save(state) kept, instead of recomputing them.
   BackwardOp saved(const ForwardState<Accumulator<Scalar>>& summaries) const {
@@ -53,6 +60,7 @@ class BackwardOp {
   typename eigen::TensorTraits<Mix>::Nested mix;
   typename eigen::TensorTraits<GradOutput>::Nested grad_output;
   std::optional<WorkspaceView> workspace{};
+  CpuPlan<Attention, eigen::Storage<Scalar>>* plan = nullptr;
   const ForwardState<Accumulator<Scalar>>* state = nullptr;
   const CudaForwardState<Accumulator<Scalar>>* device_state = nullptr;
   /// \endcond
@@ -179,6 +187,7 @@ MHLA_ONCE_A_CALL void write_gradients(const Op& op, const Device& device,
   eigen::Operand dy(op.grad_output, device);
   const Shape shape = operands.views().shape();
   const Problem problem = checked_problem(op.attention, shape);
+  if (op.plan != nullptr) op.plan->require_planned(op.attention, executor, operands.views(), true);
   require_extents(dy.view(), "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "dy is [batch, heads, query tokens, value_dim]");
   eigen::require_host_state(op.device_state, "attention.backward(q, k, v, mix, dy).saved(state)");
@@ -195,9 +204,12 @@ MHLA_ONCE_A_CALL void write_gradients(const Op& op, const Device& device,
   const eigen::StandIn dk(gradients.key, reads(gradients.key), update);
   const eigen::StandIn dv(gradients.value, reads(gradients.value), update);
   const eigen::StandIn dmix(gradients.mix, reads(gradients.mix), update);
-  cpu::checked_backward_into(
-      op.attention, executor, operands.views(), dy.view(), gradients, update,
-      {"mhla: attention.backward(q, k, v, mix, dy).with(workspace)", op.workspace}, op.state);
+  if (op.plan != nullptr)
+    op.plan->backward(executor, operands.views(), dy.view(), gradients, update, op.state);
+  else
+    cpu::checked_backward_into(
+        op.attention, executor, operands.views(), dy.view(), gradients, update,
+        {"mhla: attention.backward(q, k, v, mix, dy).with(workspace)", op.workspace}, op.state);
   dq.hand_over();
   dk.hand_over();
   dv.hand_over();
