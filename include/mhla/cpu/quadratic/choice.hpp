@@ -24,7 +24,7 @@ struct PathCosts {
 /// `rounded` if the linear path multiplies bfloat16 in pairs.
 template <class V>
 MHLA_ONCE_A_CALL PathCosts path_costs(const Problem& problem, bool backward, bool rounded) {
-  constexpr double tile = 2e4;      // the fixed cost of a tile
+  constexpr double tile = 1e4;      // the fixed cost of a tile
   constexpr double weight = 40;     // to write the weight of a query block for a key
   constexpr double in_pairs = 1.8;  // how many times as fast rounded products are
   constexpr double causal_tile = 64;
@@ -45,17 +45,21 @@ MHLA_ONCE_A_CALL PathCosts path_costs(const Problem& problem, bool backward, boo
   const double pair = features + values;
   double linear = (keys + group * queries) * summary;
   double mixing = matrices * rows * columns * seen * summary;
+  double tiles = columns + group * rows;  // if a block is one
   double quadratic = (normalizes<V> && rotates<V> ? features : 0) + pair;
   if (backward) {
     linear = (3 * keys + 2 * group * queries) * summary;
     mixing *= 3;
+    tiles += columns;
     quadratic = 3 * quadratic - values;  // of five products two are with values
   }
   if (is_causal_within_block<V>) {
     const double own = (std::min)(causal_tile, keys / columns) / 2;
-    linear += group * queries * own * pair * (backward ? 3 : 1) + keys * summary;
+    linear +=
+        group * queries * own * pair * (backward ? 5 : 1) + keys * summary * (backward ? 3 : 1);
+    tiles += rows + (backward ? group * columns : 0);  // own keys of queries, own queries of keys
   }
-  linear = (linear + mixing) / (rounded ? in_pairs : 1) + tile * (columns + group * rows);
+  linear = (linear + mixing) / (rounded ? in_pairs : 1) + tile * tiles;
   const double last = is_causal<V> ? causal_tile / keys / 2 : 0;  // of the keys, in triangles
   quadratic *= group * queries * keys * (std::min)(1.0, seen + last);
   return {linear, quadratic + group * rows * keys * weight + tile};
