@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The extents of one attention call, and the checks of what a caller gives.
+// The extents and the operands of one attention call, and the checks of what a caller gives.
 #pragma once
 
+#include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -181,6 +182,18 @@ requires(MixRank == 3 || MixRank == 2) Shape
   require_extent("v", "tokens", v.extent[2], shape.key_tokens, "v has the tokens of k");
   return shape;
 }
+
+/// The operands of a forward call; mix is in the accumulator type.
+/// \ingroup views
+template <class T>
+struct OperandViews {
+  TensorView<const T, 4> q;
+  TensorView<const T, 4> k;
+  TensorView<const T, 4> v;
+  TensorView<const Accumulator<T>, 3> mix;
+
+  Shape shape() const { return shape_of(q, k, v, mix); }
+};
 
 /// \cond INTERNAL
 // Throws unless the extents are a legal call by themselves, whatever the variant.

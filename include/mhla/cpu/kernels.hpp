@@ -7,7 +7,6 @@
 
 #include <array>
 #include <limits>
-#include <mhla/core/scalar.hpp>
 #include <mhla/cpu/exponential.hpp>
 #include <mhla/cpu/instruction_set.hpp>
 

@@ -200,9 +200,10 @@ class HeadParallel {
     const Memory memory = Agreement("forward").settle(*communicator_, [&] {
       require_local(local_, x);
       Kernels::require_memory(require_forward(heads_.attention, local_, x, y, workspace, {}));
-      require_workspace(workspace, forward_workspace_size(executor), "mhla::HeadParallel",
+      const Memory laid_out = lay_out(arena, executor, false);
+      require_workspace(workspace, arena.used(), "mhla::HeadParallel",
                         "forward_workspace_size says how many it takes");
-      return lay_out(arena, executor, false);
+      return laid_out;
     });
     exchange(executor, Division::by_heads, operands(x, memory), Update::overwrite, memory.buffer);
     const OperandViews<T> own = of_heads(executor, x, memory);
@@ -228,9 +229,10 @@ class HeadParallel {
       require_local(local_, x);
       Kernels::require_memory(
           require_backward(heads_.attention, local_, x, dy, gradients, workspace, {}));
-      require_workspace(workspace, backward_workspace_size(executor), "mhla::HeadParallel",
+      const Memory laid_out = lay_out(arena, executor, true);
+      require_workspace(workspace, arena.used(), "mhla::HeadParallel",
                         "backward_workspace_size says how many it takes");
-      return lay_out(arena, executor, true);
+      return laid_out;
     });
     Tensors to_heads = operands(x, memory);
     to_heads.push_back({dy, memory.y, &query_tokens_});

@@ -149,9 +149,10 @@ class SequenceParallel {
       require_local(local_, x);
       S::require_device(executor,
                         require_forward(attention_, local_, x, y, workspace, kept_bytes(keep)));
-      require_workspace(workspace, forward_workspace_size(executor), "mhla::SequenceParallel",
+      const Memory laid_out = lay_out(arena, executor, false);
+      require_workspace(workspace, arena.used(), "mhla::SequenceParallel",
                         "forward_workspace_size says how many it takes");
-      return lay_out(arena, executor, false);
+      return laid_out;
     });
     if (keep.size > 0) {
       memory.summaries.data = keep.data;
@@ -182,9 +183,10 @@ class SequenceParallel {
       require_local(local_, x);
       S::require_device(executor, require_backward(attention_, local_, x, dy, gradients, workspace,
                                                    kept_bytes(kept)));
-      require_workspace(workspace, backward_workspace_size(executor), "mhla::SequenceParallel",
+      const Memory laid_out = lay_out(arena, executor, true);
+      require_workspace(workspace, arena.used(), "mhla::SequenceParallel",
                         "backward_workspace_size says how many it takes");
-      return lay_out(arena, executor, true);
+      return laid_out;
     });
     Sums<A> sums{memory.summaries, memory.states};
     if (kept.size == 0) {

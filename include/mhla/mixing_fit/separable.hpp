@@ -8,7 +8,6 @@
 // products).
 #pragma once
 
-#include <mhla/core/scalar.hpp>
 #include <mhla/mixing_fit/box.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <numeric>

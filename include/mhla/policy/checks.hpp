@@ -117,17 +117,6 @@ inline constexpr bool borrows_projection = requires(const V& attention) {
   require_aligned(attention.feature_map.projection, "");
 };
 
-/// The operands of a forward call; mix is in the accumulator type.
-template <class T>
-struct OperandViews {
-  TensorView<const T, 4> q;
-  TensorView<const T, 4> k;
-  TensorView<const T, 4> v;
-  TensorView<const Accumulator<T>, 3> mix;
-
-  Shape shape() const { return shape_of(q, k, v, mix); }
-};
-
 template <class T>
 MHLA_ONCE_A_CALL void add_operands(Footprint& footprint, const OperandViews<T>& operands) {
   footprint.add(operands.q, "q");

@@ -12,7 +12,6 @@
 /// Hedgehog arXiv 2402.04347, Dpfp arXiv 2102.11174, Favor arXiv 2009.14794.
 #pragma once
 
-#include <cmath>
 #include <mhla/core/shape.hpp>
 
 MHLA_NAMESPACE_BEGIN

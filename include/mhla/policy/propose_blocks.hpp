@@ -2,7 +2,6 @@
 // A choice of blocks for a grid of tokens.
 #pragma once
 
-#include <cmath>
 #include <limits>
 #include <mhla/core/shape.hpp>
 #include <mhla/policy/block_geometry.hpp>

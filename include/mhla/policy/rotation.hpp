@@ -6,7 +6,6 @@
 /// the angle position * frequency. Angles are computed in double.
 #pragma once
 
-#include <cmath>
 #include <mhla/core/shape.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -3,7 +3,6 @@
 // numbers as members. Independent of Eigen, so that device code can name the same variant.
 #pragma once
 
-#include <mhla/core/scalar.hpp>
 #include <mhla/policy/feature_map.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/normalizer.hpp>

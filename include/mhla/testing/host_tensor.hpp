@@ -2,7 +2,6 @@
 // A small owning tensor, for tests and examples without Eigen, and a loop over views' elements.
 #pragma once
 
-#include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/workspace.hpp>
 
