@@ -19,7 +19,6 @@
 /// y = attention(q, k, v, mix);
 /// y.device(pool) = x + attention(q, k, v, mix) * 0.5f;       // composes as any Eigen expression
 /// y.device(pool) = attention(q, k, v, mix).with(workspace);  // allocates nothing
-/// y.device(pool) = attention(q, k, v, mix).with(plan);       // nor lays anything out: mhla::plan
 /// y.device(pool) = attention(q, k, v, mix).save(state);      // keeps summaries for backward
 ///
 /// mhla::gradients(dq, dk, dv, dmix).device(pool) = attention.backward(q, k, v, mix, dy);
@@ -30,7 +29,7 @@
 /// mhla::heads_view the columns of an Eigen::Matrix [tokens, heads * dim]. Tensors are read and
 /// written in place; a lazy operand takes one temporary, and so does the result where it
 /// is part of a larger expression or shares memory with an operand. Each evaluation allocates its
-/// workspace unless .with(workspace) provides one.
+/// workspace unless .with(workspace) provides one, or the expression is of an mhla::CpuPlan.
 ///
 /// Wrong types do not compile; wrong sizes throw ShapeError before anything is allocated or
 /// written. `tensor = expression` resizes the tensor to the result; with .device(...) a destination

@@ -301,10 +301,12 @@ TEST_CASE("cuda expressions: what is wrong is thrown before anything is launched
   }
   SECTION("a plan for the CPU") {
     auto plan = mhla::plan<double>(t.attention, t.shape(), mhla::SerialExecutor{});
-    CHECK(says(error_message<mhla::StateError>([&] { y.device(device) = forward.with(plan); }),
-               "runs on the CPU"));
+    CHECK(says(
+        error_message<mhla::StateError>([&] { y.device(device) = plan(t.q, t.k, t.v, t.mix); }),
+        "runs on the CPU"));
     CHECK(says(error_message<mhla::StateError>([&] {
-                 mhla::gradients(g.dq, g.dk, g.dv, g.dmix).device(device) = backward.with(plan);
+                 mhla::gradients(g.dq, g.dk, g.dv, g.dmix).device(device) =
+                     plan.backward(t.q, t.k, t.v, t.mix, t.dy);
                }),
                "runs on the CPU"));
   }

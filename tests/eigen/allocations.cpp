@@ -86,11 +86,11 @@ TEST_CASE("allocations: none with a plan, which gives the bits of the core", "[e
     return test::Gradients<float>{memory_of(dq), memory_of(dk), memory_of(dv), memory_of(dmix)};
   };
   const test::Gradients<float> before = kept();
-  CHECK(allocations_of([&] { y = t.attention(t.q, t.k, t.v, t.mix).with(plan).save(state); }) == 0);
+  CHECK(allocations_of([&] { y = plan(t.q, t.k, t.v, t.mix).save(state); }) == 0);
   CHECK(memory_of(y) == t.expected());
   CHECK(allocations_of([&] {
           mhla::gradients(dq, dk, dv, dmix) +=
-              t.attention.backward(t.q, t.k, t.v, t.mix, t.dy).with(plan).saved(state);
+              plan.backward(t.q, t.k, t.v, t.mix, t.dy).saved(state);
         }) == 0);
   const auto [q, k, v, mix] = test::expected_gradients(t, before, mhla::Update::accumulate);
   CHECK(memory_of(dq) == q);

@@ -187,11 +187,12 @@ requires(MixRank == 3 || MixRank == 2) Shape
 /// \ingroup views
 template <class T>
 struct OperandViews {
-  TensorView<const T, 4> q;
-  TensorView<const T, 4> k;
-  TensorView<const T, 4> v;
-  TensorView<const Accumulator<T>, 3> mix;
+  TensorView<const T, 4> q;                 ///< [batch, heads, query_tokens, key_dim]
+  TensorView<const T, 4> k;                 ///< [batch, kv_heads, key_tokens, key_dim]
+  TensorView<const T, 4> v;                 ///< [batch, kv_heads, key_tokens, value_dim]
+  TensorView<const Accumulator<T>, 3> mix;  ///< [mix_heads, mix_query_blocks, mix_key_blocks]
 
+  /// See shape_of.
   Shape shape() const { return shape_of(q, k, v, mix); }
 };
 

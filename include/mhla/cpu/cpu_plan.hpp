@@ -28,10 +28,12 @@ enum class PlannedPasses {
 /// \code
 /// mhla::CpuPlan plan = mhla::plan<float>(attention, call, executor);
 /// for (int step = 0; step < 1000; ++step) {
-///   plan.forward(executor, {q_view, k_view, v_view, mix_view}, y_view, &state);
-///   plan.backward(executor, {q_view, k_view, v_view, mix_view}, dy_view,
-///                 {dq_view, dk_view, dv_view, dmix_view}, mhla::Update::overwrite, &state);
+///   y = plan(q, k, v, mix).save(state);
+///   mhla::gradients(dq, dk, dv, dmix) = plan.backward(q, k, v, mix, dy).saved(state);
 /// }
+/// plan.forward(executor, {q_view, k_view, v_view, mix_view}, y_view, &state);  // without Eigen
+/// plan.backward(executor, {q_view, k_view, v_view, mix_view}, dy_view,
+///               {dq_view, dk_view, dv_view, dmix_view}, mhla::Update::overwrite, &state);
 /// \endcode
 template <AttentionVariant V, StorageScalar T>
 class CpuPlan {
@@ -43,7 +45,21 @@ class CpuPlan {
     require_enumerator("passes", passes, PlannedPasses::both);
     calls_ =
         std::make_unique<Calls>(attention, checked_problem(attention, shape), executor, passes);
-    settings_ = settings_of(attention);
+  }
+
+  /// attention(q, k, v, mix) as planned: see mhla::Attention. The expression refers to the plan.
+  template <class Query, class Key, class Value, class Mix>
+  auto operator()(const Query& q, const Key& k, const Value& v, const Mix& mix) {
+    return planned(
+        [&](const V& attention) { return expression_of_forward(attention, q, k, v, mix); });
+  }
+
+  /// attention.backward(q, k, v, mix, dy) as planned.
+  template <class Query, class Key, class Value, class Mix, class GradOutput>
+  requires(!Executor<Query>) auto backward(const Query& q, const Key& k, const Value& v,
+                                           const Mix& mix, const GradOutput& dy) {
+    return planned(
+        [&](const V& attention) { return expression_of_backward(attention, q, k, v, mix, dy); });
   }
 
   /// y = attention(q, k, v, mix), as forward_into.
@@ -83,24 +99,6 @@ class CpuPlan {
   }
 
   /// \cond INTERNAL
-  // Throws ShapeError unless the plan is for calls of this attention on these operands.
-  void require_planned(const V& attention, const ExecutorRef& executor,
-                       const OperandViews<T>& operands, bool backward) const {
-    require_planned(executor, operands, backward);
-    if (settings_of(attention) != settings_)
-      throw ShapeError("mhla: CpuPlan: the plan is for an attention with other settings");
-  }
-  /// \endcond
-
- private:
-  // Masks and offsets were read, too.
-  std::uint64_t settings_of(const V& attention) const {
-    fingerprint::Hash hash;
-    fingerprint::add(hash, attention.blocks);
-    fingerprint::add(hash, attention.key_blocks);
-    hash.add(fingerprint_of<T>(attention, calls_->forward.problem, Borrowed::address));
-    return hash.value();
-  }
   void require_planned(const ExecutorRef& executor, const OperandViews<T>& operands,
                        bool backward) const {
     if (calls_ == nullptr) throw ShapeError("mhla: CpuPlan: the plan was moved from");
@@ -113,6 +111,15 @@ class CpuPlan {
                         " slots but the plan is for ", num_slots_});
     if (backward && !calls_->backward)
       throw ShapeError("mhla: CpuPlan::backward: the plan is for PlannedPasses::forward");
+  }
+  /// \endcond
+
+ private:
+  // The expression that make(attention) makes, if it compiles.
+  auto planned(const auto& make) {
+    if (calls_ == nullptr) throw ShapeError("mhla: CpuPlan: the plan was moved from");
+    if constexpr (!std::is_void_v<decltype(make(calls_->attention))>)
+      return make(calls_->attention).planned(*this);
   }
 
   // Keeps its address when the plan is moved: what is laid out refers to the attention.
@@ -134,7 +141,6 @@ class CpuPlan {
   Shape shape_;
   Index num_slots_;
   std::unique_ptr<Calls> calls_;
-  std::uint64_t settings_;  // of the attention
 };
 
 /// Lays out the calls of a shape with tensors of T, for executors with as many slots as this one.

@@ -45,8 +45,8 @@ WorkspaceView device_workspace(const CudaDevice& device, const Op& op, const cha
                       "mhla::CudaForwardState"});
   if (op.plan != nullptr)
     throw StateError({"mhla: ", expression,
-                      ".with(plan): a CpuPlan runs on the CPU: give the CudaDevice a plan of its "
-                      "own, device.with(plan)"});
+                      " of a CpuPlan runs on the CPU: give the CudaDevice a plan of its own, "
+                      "device.with(plan)"});
   const WorkspaceView workspace = op.workspace.value_or(device.workspace());
   if (workspace.data == nullptr)
     throw WorkspaceError(

@@ -78,13 +78,6 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
     changed.workspace = memory;
     return changed;
   }
-  /// Runs as planned by mhla::plan for this attention, shape and number of slots, in the memory of
-  /// the plan, which must outlive the expression.
-  ForwardOp with(CpuPlan<Attention, eigen::Storage<Scalar>>& kept) const {
-    ForwardOp changed = *this;
-    changed.plan = &kept;
-    return changed;
-  }
 
   /// Keeps the block summaries in `summaries`, for attention.backward(...).saved(state), when
   /// evaluated.
@@ -101,6 +94,15 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
   }
 
   /// \cond INTERNAL
+  template <class Plan>
+  ForwardOp planned(Plan& kept) const {
+    constexpr bool fits = std::same_as<Plan, CpuPlan<Attention, eigen::Storage<Scalar>>>;
+    static_assert(fits, "mhla: a CpuPlan takes tensors of the scalar type that it was made for");
+    ForwardOp changed = *this;
+    if constexpr (fits) changed.plan = &kept;
+    return changed;
+  }
+
   Attention attention;
   typename eigen::TensorTraits<Query>::Nested query;
   typename eigen::TensorTraits<Key>::Nested key;
@@ -178,7 +180,7 @@ class ForwardRun {
         operands_(op, device),
         shape_(operands_.views().shape()) {
     if (op.plan != nullptr)
-      op.plan->require_planned(op.attention, executor_, operands_.views(), false);
+      op.plan->require_planned(executor_, operands_.views(), false);
     else
       static_cast<void>(checked_problem(op.attention, shape_));
     require_host_state(op.device_state, "attention(q, k, v, mix).save(state)");

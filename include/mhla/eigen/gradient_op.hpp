@@ -31,13 +31,6 @@ class BackwardOp {
     changed.workspace = memory;
     return changed;
   }
-  /// Runs as planned by mhla::plan for this attention, shape and number of slots, in the memory of
-  /// the plan, which must outlive the expression.
-  BackwardOp with(CpuPlan<Attention, eigen::Storage<Scalar>>& kept) const {
-    BackwardOp changed = *this;
-    changed.plan = &kept;
-    return changed;
-  }
 
   /// Takes the block summaries that attention(...).save(state) kept, instead of recomputing them.
   BackwardOp saved(const ForwardState<Accumulator<Scalar>>& summaries) const {
@@ -53,6 +46,15 @@ class BackwardOp {
   }
 
   /// \cond INTERNAL
+  template <class Plan>
+  BackwardOp planned(Plan& kept) const {
+    constexpr bool fits = std::same_as<Plan, CpuPlan<Attention, eigen::Storage<Scalar>>>;
+    static_assert(fits, "mhla: a CpuPlan takes tensors of the scalar type that it was made for");
+    BackwardOp changed = *this;
+    if constexpr (fits) changed.plan = &kept;
+    return changed;
+  }
+
   Attention attention;
   typename eigen::TensorTraits<Query>::Nested query;
   typename eigen::TensorTraits<Key>::Nested key;
@@ -187,7 +189,7 @@ MHLA_ONCE_A_CALL void write_gradients(const Op& op, const Device& device,
   eigen::Operand dy(op.grad_output, device);
   const Shape shape = operands.views().shape();
   const Problem problem = checked_problem(op.attention, shape);
-  if (op.plan != nullptr) op.plan->require_planned(op.attention, executor, operands.views(), true);
+  if (op.plan != nullptr) op.plan->require_planned(executor, operands.views(), true);
   require_extents(dy.view(), "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "dy is [batch, heads, query tokens, value_dim]");
   eigen::require_host_state(op.device_state, "attention.backward(q, k, v, mix, dy).saved(state)");
