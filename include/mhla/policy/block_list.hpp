@@ -4,25 +4,8 @@
 #pragma once
 
 #include <mhla/policy/problem.hpp>
-#include <utility>
 
 MHLA_NAMESPACE_BEGIN
-
-/// What one sequence has of a range of the list.
-struct SequencePart {
-  Index first_block = 0;  ///< the sequence's, in the list
-  Index blocks = 0;       ///< of the whole sequence
-  Index length = 0;       ///< its tokens
-  BlockRange part;        ///< blocks that it has of the range, counted within the sequence
-  BlockRange rows;        ///< the same, counted within the range
-  BlockRange tokens;      ///< theirs, counted from the range's first
-
-  /// The blocks that the sequence has of another range, counted within the sequence.
-  BlockRange of(const BlockRange& other) const {
-    const Index first = std::clamp(other.first - first_block, Index{0}, blocks);
-    return {first, std::clamp(other.end() - first_block, Index{0}, blocks) - first};
-  }
-};
 
 /// The list of the blocks of packed sequences: those of sequence s are the ceil(tokens / block)
 /// after the blocks of the sequences before it. Borrows offsets that never fall.
@@ -52,23 +35,6 @@ class PackedBlocks {
     const Index first = range.first - block_in_sequence(range.first);
     const Place last = place_of(range.end() - 1);
     return {first, range.end() - 1 - last.block + blocks_of(last.sequence) - first};
-  }
-  /// Calls visit(part) for every sequence that has some of the blocks; with an empty range, for the
-  /// sequence that it lies inside of, if any.
-  template <class Visit>
-  void for_each_part(const BlockRange& range, const Visit& visit) const {
-    SequencePart of;
-    for (Index s = 0; s < sequences() && of.first_block < range.end(); ++s) {
-      of.length = begin(s + 1) - begin(s);
-      of.blocks = blocks_of(s);
-      of.part = of.of(range);
-      of.rows = {of.first_block + of.part.first - range.first, of.part.count};
-      of.tokens.count = (std::min)(of.part.end() * block_, of.length) -
-                        (std::min)(of.part.first * block_, of.length);
-      if (of.blocks > 0 && range.first < of.first_block + of.blocks) visit(std::as_const(of));
-      of.first_block += of.blocks;
-      of.tokens.first += of.tokens.count;
-    }
   }
 
  private:

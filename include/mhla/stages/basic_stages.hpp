@@ -309,20 +309,45 @@ class BasicStages : public Backend::template Blocks<V, T> {
     };
     for_each_sequence(call.keys, this->held(of_keys, call.keys), run_one);
   }
-  // Calls visit(part, the stages of its sequence). Its tokens are counted as tensors hold them. Of
-  // no blocks, a recurrence alone makes something: it passes states on.
+  // What one sequence has of some blocks.
+  struct SequencePart {
+    Index first_block = 0;  // the sequence's, in the list
+    Index blocks = 0;       // of the whole sequence
+    Index length = 0;       // its tokens
+    BlockRange part;        // its blocks of these, counted within the sequence
+    BlockRange rows;        // the same, counted within the range
+    BlockRange tokens;      // theirs, as tensors hold them
+
+    // The blocks that the sequence has of another range, counted within the sequence.
+    BlockRange of(const BlockRange& other) const {
+      const Index first = std::clamp(other.first - first_block, Index{0}, blocks);
+      return {first, std::clamp(other.end() - first_block, Index{0}, blocks) - first};
+    }
+  };
+  // Calls visit(part, the stages of its sequence) for every sequence that has some of the blocks;
+  // of no blocks, of which a recurrence alone makes something, for the one that they lie inside of.
   template <class Visit>
   void for_each_sequence(const BlockRange& blocks, const BlockRange& held,
                          const Visit& visit) const {
     if (!recurs && blocks.count == 0) return;
     using Alone = typename Blocks::Sequence;
+    const Index block = problem_.query_grid.block[2];
     const auto list = this->queries_listed();
-    const Index before = list.first_token(blocks.first) - list.first_token(held.first);
-    list.for_each_part(blocks, [&](SequencePart of) {
-      of.tokens.first += before;
-      visit(of,
-            BasicStages<Alone, T, Backend>(problem_of(of), static_cast<const Alone&>(attention_)));
-    });
+    SequencePart of;
+    of.tokens.first = list.first_token(blocks.first) - list.first_token(held.first);
+    for (Index s = 0; s < attention_.sequences() && of.first_block < blocks.end(); ++s) {
+      of.length = attention_.length(s);
+      of.blocks = ceil_div(of.length, block);
+      of.part = of.of(blocks);
+      of.rows = {of.first_block + of.part.first - blocks.first, of.part.count};
+      of.tokens.count = (std::min)(of.part.end() * block, of.length) -
+                        (std::min)(of.part.first * block, of.length);
+      if (of.blocks > 0 && blocks.first < of.first_block + of.blocks)
+        visit(std::as_const(of), BasicStages<Alone, T, Backend>(
+                                     problem_of(of), static_cast<const Alone&>(attention_)));
+      of.first_block += of.blocks;
+      of.tokens.first += of.tokens.count;
+    }
   }
   Problem problem_of(const SequencePart& sequence) const {
     Problem problem = problem_;
