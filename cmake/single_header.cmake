@@ -25,6 +25,8 @@ function(append header)
     string(REPLACE "\n#pragma once\n" "\n" rest "${rest}")
   endif()
   string(REGEX REPLACE "^// SPDX[^\n]*\n" "" rest "${rest}")
+  # Without what an .inc file includes for an editor that opens it by itself.
+  string(REGEX REPLACE "#if !defined\\(MHLA_ISA\\)[^#]*(#include [^\n]*\n)+#endif\n" "" rest "${rest}")
   set(rest "\n// <${header}>\n${rest}")
   while(rest MATCHES "\n#include <(mhla/[^ >]+)>")
     set(included "${CMAKE_MATCH_1}")
