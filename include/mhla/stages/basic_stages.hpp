@@ -325,7 +325,8 @@ class BasicStages : public Backend::template Blocks<V, T> {
     }
   };
   // Calls visit(part, the stages of its sequence) for every sequence that has some of the blocks. A
-  // recurrence also runs on no blocks: it passes states on, in the sequence that they lie inside of.
+  // recurrence also runs on no blocks: it passes states on, in the sequence that they lie inside
+  // of.
   template <class Visit>
   void for_each_sequence(const BlockRange& blocks, const BlockRange& held,
                          const Visit& visit) const {
