@@ -324,9 +324,8 @@ class BasicStages : public Backend::template Blocks<V, T> {
       return {first, std::clamp(other.end() - first_block, Index{0}, blocks) - first};
     }
   };
-  // Calls visit(part, the stages of its sequence) for every sequence that has some of the blocks. A
-  // recurrence also runs on no blocks: it passes states on, in the sequence that they lie inside
-  // of.
+  // Calls visit(part, the stages of its sequence) for every sequence that has some of the blocks.
+  // With no blocks a recurrence passes states on, in the sequence around them.
   template <class Visit>
   void for_each_sequence(const BlockRange& blocks, const BlockRange& held,
                          const Visit& visit) const {
