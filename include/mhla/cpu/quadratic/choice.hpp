@@ -26,7 +26,8 @@ template <class V>
 MHLA_ONCE_A_CALL PathCosts path_costs(const Problem& problem, bool backward, bool rounded) {
   constexpr double tile = 1e4;      // the fixed cost of a tile
   constexpr double weight = 40;     // to write the weight of a query block for a key
-  constexpr double in_pairs = 1.8;  // how many times as fast rounded products are
+  constexpr double in_pairs = 1.5;  // how many times as fast rounded products are
+  constexpr double packing = 2;     // how many times as much a tile costs that is packed in pairs
   constexpr double causal_tile = 64;
   const Shape& shape = problem.shape;
   const auto of = [](Index count) { return static_cast<double>(count); };
@@ -59,7 +60,7 @@ MHLA_ONCE_A_CALL PathCosts path_costs(const Problem& problem, bool backward, boo
         group * queries * own * pair * (backward ? 5 : 1) + keys * summary * (backward ? 3 : 1);
     tiles += rows + (backward ? group * columns : 0);  // own keys of queries, own queries of keys
   }
-  linear = (linear + mixing) / (rounded ? in_pairs : 1) + tile * tiles;
+  linear = (linear + mixing) / (rounded ? in_pairs : 1) + tile * tiles * (rounded ? packing : 1);
   const double last = is_causal<V> ? causal_tile / keys / 2 : 0;  // of the keys, in triangles
   quadratic *= group * queries * keys * (std::min)(1.0, seen + last);
   return {linear, quadratic + group * rows * keys * weight + tile};
