@@ -118,8 +118,13 @@ class CpuPlan {
   // The expression that make(attention) makes, if it compiles.
   auto planned(const auto& make) {
     if (calls_ == nullptr) throw ShapeError("mhla: CpuPlan: the plan was moved from");
-    if constexpr (!std::is_void_v<decltype(make(calls_->attention))>)
-      return make(calls_->attention).planned(*this);
+    if constexpr (!std::is_void_v<decltype(make(calls_->attention))>) {
+      auto expression = make(calls_->attention);
+      constexpr bool fits = std::is_same_v<decltype(expression.plan), CpuPlan*>;
+      static_assert(fits, "mhla: a CpuPlan takes tensors of the scalar type that it was made for");
+      if constexpr (fits) expression.plan = this;
+      return expression;
+    }
   }
 
   // Keeps its address when the plan is moved: what is laid out refers to the attention.

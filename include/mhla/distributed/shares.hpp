@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which blocks of a sequence each rank has, and of which it reads what others make.
+// Which blocks of a sequence each rank has, and which blocks' sums it reads.
 #pragma once
 
 #include <mhla/distributed/communicator.hpp>

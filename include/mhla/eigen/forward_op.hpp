@@ -94,15 +94,6 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
   }
 
   /// \cond INTERNAL
-  template <class Plan>
-  ForwardOp planned(Plan& kept) const {
-    constexpr bool fits = std::same_as<Plan, CpuPlan<Attention, eigen::Storage<Scalar>>>;
-    static_assert(fits, "mhla: a CpuPlan takes tensors of the scalar type that it was made for");
-    ForwardOp changed = *this;
-    if constexpr (fits) changed.plan = &kept;
-    return changed;
-  }
-
   Attention attention;
   typename eigen::TensorTraits<Query>::Nested query;
   typename eigen::TensorTraits<Key>::Nested key;

@@ -46,15 +46,6 @@ class BackwardOp {
   }
 
   /// \cond INTERNAL
-  template <class Plan>
-  BackwardOp planned(Plan& kept) const {
-    constexpr bool fits = std::same_as<Plan, CpuPlan<Attention, eigen::Storage<Scalar>>>;
-    static_assert(fits, "mhla: a CpuPlan takes tensors of the scalar type that it was made for");
-    BackwardOp changed = *this;
-    if constexpr (fits) changed.plan = &kept;
-    return changed;
-  }
-
   Attention attention;
   typename eigen::TensorTraits<Query>::Nested query;
   typename eigen::TensorTraits<Key>::Nested key;

@@ -27,7 +27,7 @@ MHLA_ONCE_A_CALL PathCosts path_costs(const Problem& problem, bool backward, boo
   constexpr double tile = 1e4;      // the fixed cost of a tile
   constexpr double weight = 40;     // to write the weight of a query block for a key
   constexpr double in_pairs = 1.5;  // how many times as fast rounded products are
-  constexpr double packing = 2;     // how many times as much a tile costs that is packed in pairs
+  constexpr double packing = 2;     // how many times as much a tile of pairs costs
   constexpr double causal_tile = 64;
   const Shape& shape = problem.shape;
   const auto of = [](Index count) { return static_cast<double>(count); };
@@ -46,7 +46,7 @@ MHLA_ONCE_A_CALL PathCosts path_costs(const Problem& problem, bool backward, boo
   const double pair = features + values;
   double linear = (keys + group * queries) * summary;
   double mixing = matrices * rows * columns * seen * summary;
-  double tiles = columns + group * rows;  // if a block is one
+  double tiles = columns + group * rows;  // if each block is one tile
   double quadratic = (normalizes<V> && rotates<V> ? features : 0) + pair;
   if (backward) {
     linear = (3 * keys + 2 * group * queries) * summary;
