@@ -11,7 +11,7 @@
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/tables.cuh>
-#include <mhla/policy/checks.hpp>
+#include <mhla/policy/problem.hpp>
 #include <mhla/testing/host_tensor.hpp>
 #include <string>
 #include <type_traits>

@@ -10,7 +10,6 @@
 //   sequence -> tiles -> runs of tokens       sequence -> blocks
 #pragma once
 
-#include <mhla/core/workspace.hpp>
 #include <mhla/cpu/kernels.hpp>
 #include <mhla/policy/problem.hpp>
 

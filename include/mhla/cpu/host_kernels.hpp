@@ -3,7 +3,7 @@
 // running attention.
 #pragma once
 
-#include <mhla/policy/checks.hpp>
+#include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

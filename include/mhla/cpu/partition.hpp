@@ -3,7 +3,6 @@
 // matrix into groups, value columns of a head into parts.
 #pragma once
 
-#include <mhla/core/gradient_views.hpp>
 #include <mhla/cpu/block_table.hpp>
 
 MHLA_NAMESPACE_BEGIN

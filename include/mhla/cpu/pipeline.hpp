@@ -4,6 +4,7 @@
 #pragma once
 
 #include <mhla/cpu/units.hpp>
+#include <mhla/policy/arguments.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -8,7 +8,6 @@
 #include <mhla/cpu/pairs/rounded_mixing.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/quadratic/choice.hpp>
-#include <mhla/policy/checks.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

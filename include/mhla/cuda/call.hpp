@@ -7,7 +7,6 @@
 #include <mhla/core/forward_state.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/plan.hpp>
-#include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <string_view>
 

@@ -4,7 +4,6 @@
 
 #include <mhla/cuda/device.hpp>
 #include <mhla/policy/block_list.hpp>
-#include <mhla/policy/checks.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <mhla/cuda/choose_path.hpp>
+#include <mhla/policy/arguments.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

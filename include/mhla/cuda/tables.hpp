@@ -6,7 +6,6 @@
 // in their tables. And the cosine and sine of every position on every axis, computed in double.
 #pragma once
 
-#include <mhla/core/workspace.hpp>
 #include <mhla/cuda/chip/divisor.hpp>
 #include <mhla/policy/problem.hpp>
 

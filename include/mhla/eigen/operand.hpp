@@ -3,7 +3,7 @@
 #pragma once
 
 #include <mhla/eigen/tensor_views.hpp>
-#include <mhla/policy/checks.hpp>
+#include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,7 +2,7 @@
 // The sizes of a decoder, and the checks that every backend's decoder makes before it writes.
 #pragma once
 
-#include <mhla/policy/checks.hpp>
+#include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -2,9 +2,7 @@
 // The dense matrix that a mixing's parameters stand for.
 #pragma once
 
-#include <mhla/core/overlap.hpp>
 #include <mhla/policy/problem.hpp>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -5,7 +5,6 @@
 
 #include <mhla/policy/problem.hpp>
 #include <typeinfo>
-#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: MIT
-// A variant and a shape that fit together, the input of every backend; the names of the stages of a
-// pass, and rows of sums as stages leave them and as they travel from rank to rank.
+// What every backend checks before it writes anything, and begins with: a variant and a shape that
+// fit together, views that fit both, aligned addresses, and destinations that can be written. The
+// names of the stages of a pass, and rows of sums as stages leave them and as they travel from rank
+// to rank.
 #pragma once
 
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/overlap.hpp>
+#include <mhla/core/workspace.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <optional>
 
@@ -173,6 +178,192 @@ MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape)
         checked_grids(attention, shape.query_tokens, shape.key_tokens);
     return checked_problem(attention, shape, shape.batch, query_grid, key_grid);
   }
+}
+
+// Outside the templates below, so that the message is compiled once.
+MHLA_ONCE_A_CALL inline void require_aligned(const void* data, std::size_t alignment,
+                                             const char* name) {
+  if (reinterpret_cast<std::uintptr_t>(data) % alignment != 0)
+    throw ShapeError({"mhla: ", name, ": the address is not a multiple of ", alignment,
+                      ", the size of its elements"});
+}
+
+/// Throws if a non-empty tensor is not aligned to its elements.
+template <class T, int Rank>
+MHLA_ONCE_A_CALL void require_aligned(const TensorView<T, Rank>& tensor, const char* name) {
+  if (tensor.size() > 0) require_aligned(tensor.data, alignof(T), name);
+}
+
+/// The memory that a call touches, piece by piece. Pieces are aligned to their elements: ShapeError
+/// otherwise.
+class Footprint {
+ public:
+  /// A tensor that the call writes or, if it is const, reads.
+  template <class T, int Rank>
+  MHLA_ONCE_A_CALL void add(const TensorView<T, Rank>& tensor, const char* name) {
+    require_aligned(tensor, name);
+    pieces_[count_++] = {overlap::strided(tensor), name, !std::is_const_v<T>};
+  }
+
+  /// Reads a tensor that is in host memory on any device.
+  template <class T, int Rank>
+  void reads_on_host(const TensorView<T, Rank>& tensor, const char* name) {
+    add(tensor, name);
+    pieces_[count_ - 1].on_host = true;
+  }
+
+  /// Calls visit(view, name) for every piece in the device's memory.
+  template <class Visit>
+  void for_each_on_device(const Visit& visit) const {
+    for (int i = 0; i < count_; ++i)
+      if (!pieces_[i].on_host) visit(pieces_[i].view, pieces_[i].name);
+  }
+
+  /// Throws ShapeError unless all results can be written: every element distinct, none shared with
+  /// another piece.
+  MHLA_ONCE_A_CALL void require_results() const {
+    for (int i = 0; i < count_; ++i) {
+      const auto& [view, name, is_result, on_host] = pieces_[i];
+      if (!is_result) continue;
+      if (!overlap::is_injective(view))
+        throw ShapeError({"mhla: ", name,
+                          ": the strides give two elements one address; a destination needs every "
+                          "element to be its own"});
+      if (const char* other = sharing(view, i))
+        throw ShapeError({"mhla: ", name, ": shares memory with ", other,
+                          "; a destination needs memory of its own"});
+    }
+  }
+
+  /// Throws ShapeError, of scratch memory WorkspaceError, if a piece has elements but no address.
+  /// (On a GPU the backend says so.)
+  MHLA_ONCE_A_CALL void require_addresses() const {
+    for (int i = 0; i < count_; ++i) {
+      const auto& [view, name, is_result, on_host] = pieces_[i];
+      if (view.size == 0 || view.data != nullptr) continue;
+      if (i >= scratch_)
+        throw WorkspaceError({"mhla: ", name, ": has ", view.size, " bytes but a null address"});
+      throw ShapeError({"mhla: ", name, ": has ", view.size, " elements but a null address"});
+    }
+  }
+
+  /// Throws WorkspaceError if `scratch` contains a byte of a piece; it then becomes a piece itself.
+  MHLA_ONCE_A_CALL void require_scratch(Span<const std::byte> scratch, const char* name) {
+    if (scratch_ > count_) scratch_ = count_;
+    const TensorView<const std::byte, 1> bytes = make_view(scratch.data, scratch.size);
+    if (const char* other = sharing(overlap::strided(bytes), -1))
+      throw WorkspaceError({"mhla: ", name, ": shares memory with ", other,
+                            "; a call overwrites it: give it memory of its own"});
+    add(bytes, name);
+  }
+
+ private:
+  struct Piece {
+    overlap::Strided view;
+    const char* name;
+    bool is_result = false;
+    bool on_host = false;
+  };
+
+  // The name of the first piece but `own` that shares memory with `view`, or null.
+  MHLA_ONCE_A_CALL const char* sharing(const overlap::Strided& view, int own) const {
+    for (int i = 0; i < count_; ++i)
+      if (i != own && overlap::share_memory(view, pieces_[i].view)) return pieces_[i].name;
+    return nullptr;
+  }
+
+  static constexpr int most = 16;
+  Piece pieces_[most];
+  int count_ = 0;
+  int scratch_ = most;  // the first piece of scratch memory
+};
+
+/// Whether the feature map reads a borrowed matrix, as Favor does.
+template <class V>
+inline constexpr bool borrows_projection = requires(const V& attention) {
+  require_aligned(attention.feature_map.projection, "");
+};
+
+template <class T>
+MHLA_ONCE_A_CALL void add_operands(Footprint& footprint, const OperandViews<T>& operands) {
+  footprint.add(operands.q, "q");
+  footprint.add(operands.k, "k");
+  footprint.add(operands.v, "v");
+  footprint.add(operands.mix, "mix");
+}
+
+/// Throws unless results and scratch memory can be written: the workspace, and a forward state's
+/// memory if it is the caller's.
+template <class V>
+MHLA_ONCE_A_CALL void require_apart(Footprint& footprint, const V& attention,
+                                    WorkspaceView workspace, Span<const std::byte> state) {
+  if constexpr (borrows_projection<V>)
+    footprint.add(attention.feature_map.projection, "feature_map.projection");
+  if constexpr (is_packed<V>)
+    footprint.reads_on_host(make_view(attention.offsets.data, attention.offsets.size), "offsets");
+  const auto [query_mask, key_mask] = masks_of(attention);
+  if (query_mask.data != nullptr) footprint.add(query_mask, "masks.query");
+  if (key_mask.data != nullptr) footprint.add(key_mask, "masks.key");
+  footprint.require_results();
+  footprint.require_scratch(workspace, "workspace");
+  footprint.require_scratch(state, "state");
+}
+
+/// Throws ShapeError unless y can be written in a call of `shape` with these operands,
+/// WorkspaceError if scratch memory shares a byte with a tensor; returns what it touches.
+template <AttentionVariant V, class T>
+MHLA_ONCE_A_CALL Footprint require_forward(const V& attention, const Shape& shape,
+                                           const OperandViews<T>& operands,
+                                           const TensorView<T, 4>& y, WorkspaceView workspace,
+                                           Span<const std::byte> state) {
+  require_extents(y, "y", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
+                  "y is [batch, heads, query tokens, value_dim]");
+  Footprint footprint;
+  footprint.add(y, "y");
+  add_operands(footprint, operands);
+  require_apart(footprint, attention, workspace, state);
+  return footprint;
+}
+
+/// Throws ShapeError unless the wanted gradients have the right extents; returns what they write.
+template <class T>
+MHLA_ONCE_A_CALL Footprint checked_gradients(const Shape& shape,
+                                             const GradientViews<T>& gradients) {
+  Footprint footprint;
+  const auto add = [&](const GradientView<T, 4>& gradient, const char* name, Index heads,
+                       Index tokens, Index dim, const char* rule) {
+    if (!gradient.wanted) return;
+    require_extents(gradient.view, name, shape.batch, heads, tokens, dim, rule);
+    footprint.add(gradient.view, name);
+  };
+  add(gradients.query, "dq", shape.heads, shape.query_tokens, shape.key_dim,
+      "dq has the shape of q");
+  add(gradients.key, "dk", shape.kv_heads, shape.key_tokens, shape.key_dim,
+      "dk has the shape of k");
+  add(gradients.value, "dv", shape.kv_heads, shape.key_tokens, shape.value_dim,
+      "dv has the shape of v");
+  if (gradients.mix.wanted) {
+    require_extents(gradients.mix.view, "dmix", shape.mix_heads, shape.mix_query_blocks,
+                    shape.mix_key_blocks, "dmix has the shape of mix");
+    footprint.add(gradients.mix.view, "dmix");
+  }
+  return footprint;
+}
+
+/// As require_forward, for the wanted gradients.
+template <AttentionVariant V, class T>
+MHLA_ONCE_A_CALL Footprint require_backward(const V& attention, const Shape& shape,
+                                            const OperandViews<T>& operands,
+                                            const TensorView<const T, 4>& dy,
+                                            const GradientViews<T>& gradients,
+                                            WorkspaceView workspace, Span<const std::byte> state) {
+  require_extents(dy, "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
+                  "dy is [batch, heads, query tokens, value_dim]");
+  Footprint footprint = checked_gradients(shape, gradients);
+  footprint.add(dy, "dy");
+  add_operands(footprint, operands);
+  require_apart(footprint, attention, workspace, state);
+  return footprint;
 }
 
 // What a row consists of: `count` times S [summary], z [key_sum].

@@ -4,7 +4,6 @@
 // allocating, and sharing no code with the backends it judges.
 #pragma once
 
-#include <mhla/policy/checks.hpp>
 #include <mhla/reference/mixing.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -2,7 +2,7 @@
 // Softmax attention in plain loops (arXiv 1706.03762, eq. 1), a baseline for MHLA.
 #pragma once
 
-#include <mhla/policy/checks.hpp>
+#include <mhla/policy/problem.hpp>
 #include <mhla/reference/token_matrix.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <mhla/policy/block_list.hpp>
-#include <mhla/policy/checks.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

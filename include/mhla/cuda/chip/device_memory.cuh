@@ -6,7 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <mhla/policy/checks.hpp>
+#include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
