@@ -416,8 +416,11 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     }
   }
 
-  cpu::TileFeatures<typename V::FeatureMapType, A> features_of(const TileRun& at, A scale) const {
-    return {attention_.feature_map, rotation_, scale, at.table, at.tokens};
+  // s phi of the tile's rows of x, for one head.
+  cpu::TileFeatures<typename V::FeatureMapType, T, A> features_of(const TileRun& at, A scale,
+                                                                  const TensorView<const T, 4>& x,
+                                                                  Index head) const {
+    return {attention_.feature_map, rotation_, scale, at.table, at.tokens, {x, at.item, head}};
   }
   Index mix_of(const TileRun& at, Index matrix) const {
     return mix_shape_.mix_of(at.sequence, at.kv_head * group_size() + matrix);
@@ -429,7 +432,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     const cpu::Panel<A> keys = at.panel(at.slot.keys, extents_.feature_dim);
     const cpu::Panel<A> open_keys =
         at.unit.key_rows(extents_, tile.open_turn(), tile.first, tile.tokens);
-    cpu::pack_features(features_of(at, A(1)), cpu::TokenRows<const T>(step.k, at.item, at.kv_head),
+    cpu::pack_features(features_of(at, A(1), step.k, at.kv_head),
                        cpu::FeaturePanels<A>{keys, open_keys}, at.slot.row);
     if (!rotation_.rotates())
       for (Index t = 0; t < tile.tokens; ++t)
@@ -475,8 +478,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     const cpu::Panel<A> features = at.panel(slot.queries, e.feature_dim);
     const cpu::Panel<A> rotated =
         rotation_.rotates() ? at.panel(slot.rotated, e.feature_dim) : features;
-    cpu::pack_features(features_of(at, static_cast<A>(attention_.scale)),
-                       cpu::TokenRows<const T>(step.q, at.item, head),
+    cpu::pack_features(features_of(at, static_cast<A>(attention_.scale), step.q, head),
                        cpu::FeaturePanels<A>{features, rotated}, slot.row);
     const cpu::Panel<A> out = numerators(at, matrix, weights, rotated);
     if constexpr (normalized) {

@@ -3,6 +3,7 @@
 // running attention.
 #pragma once
 
+#include <mhla/core/executor.hpp>
 #include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN

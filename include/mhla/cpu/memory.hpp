@@ -4,7 +4,8 @@
 #pragma once
 
 #include <mhla/cpu/pairs/memory.hpp>
-#include <mhla/cpu/token_block.hpp>
+#include <mhla/cpu/quadratic/scores.hpp>
+#include <mhla/cpu/readout.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -39,8 +40,8 @@ struct Needs {
 /// Panels of one tile.
 template <class A>
 struct TilePanels {
-  Span<A> features;        // [tile tokens, feature_dim]: phi
-  Span<A> rotated;         // the same, rotated; `features` itself without a rotation
+  Span<A> features;        // [tile tokens, feature_dim]: phi, for the normalizer
+  Span<A> rotated;         // R phi; `features` itself if that is the same, or not needed
   Span<A> values;          // [tile tokens, value_dim]: v, or numerators and y, or dy and U
   Span<A> grad_features;   // [tile tokens, whole columns]: of the rotated features
   Span<A> grad_unrotated;  // [tile tokens, feature_dim]: of the normalizer's, under Causal
@@ -49,7 +50,7 @@ struct TilePanels {
   TilePanels() = default;
   MHLA_ONCE_A_CALL TilePanels(Arena& arena, const Extents& e, const Needs& needs) {
     features = arena.take<A>(checked_mul(e.tile_tokens, e.feature_dim));
-    rotated = needs.rotates ? arena.take<A>(features.size) : features;
+    rotated = needs.unrotated_too() ? arena.take<A>(features.size) : features;
     values = arena.take<A>(checked_mul(e.tile_tokens, e.value_dim));
     if (!needs.is_backward) return;
     grad_features = arena.take<A>(checked_mul(e.tile_tokens, whole_columns(e.feature_dim)));
@@ -84,6 +85,14 @@ struct OwnTileScratch : TilePanels<A> {
     A* const data = grad_summaries.data + matrix * 2 * pairs_of(e.value_dim) * stride;
     return {data, e.value_dim, e.feature_dim, stride};
   }
+};
+
+/// Buffers for the rows of a tile that cannot be processed in place: before phi, and their
+/// gradients.
+template <class A>
+struct RowBuffers {
+  Span<A> input;     // [tile tokens, key_dim]
+  Span<A> gradient;  // [tile tokens, key_dim]
 };
 
 /// Panels of one tile and one group of rows; one for every slot.

@@ -8,6 +8,7 @@
 #include <mhla/cpu/pairs/rounded_mixing.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/quadratic/choice.hpp>
+#include <mhla/cpu/rotation_table.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

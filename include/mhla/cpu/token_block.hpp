@@ -5,6 +5,7 @@
 #pragma once
 
 #include <mhla/cpu/kernels_elsewhere.hpp>
+#include <mhla/cpu/memory.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -40,14 +41,6 @@ void for_each_run(const BlockTable& table, const TokenTile& tile, const Visitor&
     row += table.runs[r].count;
   }
 }
-
-/// Buffers for the rows of a tile that cannot be processed in place: before phi, and their
-/// gradients.
-template <class A>
-struct RowBuffers {
-  Span<A> input;     // [tile tokens, key_dim]
-  Span<A> gradient;  // [tile tokens, key_dim]
-};
 
 /// Whether kernels that compute in A read and write rows of storage type T in place.
 template <class A, class T>
@@ -147,13 +140,14 @@ MHLA_OUT_OF_LINE void rotate_rows(const RotationTable<A>& rotation, const BlockT
 }
 
 /// s phi of the tokens of a tile, and R.
-template <class Map, class A>
+template <class Map, class T, class A>
 struct TileFeatures {
   const Map& map;
   const RotationTable<A>& rotation;
   A scale;
   const BlockTable& table;
   const TokenTile& tile;
+  TokenRows<const T> tokens;
 };
 
 /// Their panels, [tile tokens, feature_dim]: the same one twice if there is no rotation, or if
@@ -166,10 +160,9 @@ struct FeaturePanels {
 
 /// features = s phi(x), rotated = s R phi(x).
 template <class Map, class T, class A>
-MHLA_OUT_OF_LINE void pack_features(const TileFeatures<Map, A>& of,
-                                    const TokenRows<const T>& tokens, const FeaturePanels<A>& to,
+MHLA_OUT_OF_LINE void pack_features(const TileFeatures<Map, T, A>& of, const FeaturePanels<A>& to,
                                     const RowBuffers<A>& buffers) {
-  const auto& [map, rotation, scale, table, tile] = of;
+  const auto& [map, rotation, scale, table, tile, tokens] = of;
   const auto& [features, rotated] = to;
   if (ElementwiseFeatureMap<Map> && is_in_place<A>(tokens)) {
     if constexpr (ElementwiseFeatureMap<Map>)
@@ -193,6 +186,21 @@ MHLA_OUT_OF_LINE void pack_features(const TileFeatures<Map, A>& of,
   rotate_rows(rotation, table, tile, rotated, Turn::forward);
 }
 
+/// Packs a tile into panels of a slot.
+template <class Map, class T, class A>
+FeaturePanels<A> pack_tile(const TileFeatures<Map, T, A>& of, const SlotScratch<A>& scratch,
+                           const TilePanels<A>& in) {
+  const Index dim = feature_dim(of.map, of.tokens.dim);
+  const FeaturePanels<A> to{panel(in.features.data, of.tile.tokens, dim),
+                            panel(in.rotated.data, of.tile.tokens, dim)};
+  pack_features(of, to, scratch.row);
+  return to;
+}
+template <class Map, class T, class A>
+FeaturePanels<A> pack_tile(const TileFeatures<Map, T, A>& of, const SlotScratch<A>& scratch) {
+  return pack_tile(of, scratch, scratch);
+}
+
 /// The gradients of a tile's scaled features: of the rotated ones, which is overwritten, and of the
 /// unrotated ones, which the normalizer uses: weight_t times row t of `rows`, or one row for all.
 template <class A>
@@ -210,10 +218,10 @@ Rows<const A> every_row(Span<A> row) {
 
 /// The adjoint of `pack_features`: dx (+)= J^T s (R^T g^r + g), J of phi at x.
 template <class Map, class T, class A>
-void unpack_feature_gradient(const TileFeatures<Map, A>& of, const TokenRows<const T>& tokens,
+void unpack_feature_gradient(const TileFeatures<Map, T, A>& of,
                              const FeatureGradients<A>& gradients, const TokenRows<T>& destination,
                              Update update, const RowBuffers<A>& buffers) {
-  const auto& [map, rotation, scale, table, tile] = of;
+  const auto& [map, rotation, scale, table, tile, tokens] = of;
   const Panel<A>& g = gradients.rotated;
   if (rotation.rotates()) rotate_rows(rotation, table, tile, g, Turn::back);
   if constexpr (ElementwiseFeatureMap<Map>)

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <mhla/cpu/plan.hpp>
+#include <mhla/cpu/token_block.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -79,6 +80,22 @@ struct Unit {
     return {tensor, keys.batch, kv_head};
   }
 
+  using Features = TileFeatures<typename L::FeatureMapType, T, A>;
+  /// s phi(q) of a tile of query head g, and phi(k) of one of keys.
+  Features query_features(Index g, const TokenTile& tile) const {
+    return {operands.variant.feature_map, plan.rotation, operands.scale(), queries.table, tile,
+            query_rows(g, operands.q)};
+  }
+  Features key_features(const TokenTile& tile) const {
+    return {operands.variant.feature_map, plan.rotation, A(1), keys.table, tile,
+            key_rows(operands.k)};
+  }
+  /// m_ii phi(k) of the keys of a query tile (Causal).
+  Features own_key_features(const TokenTile& tile, A own_weight) const {
+    return {operands.variant.feature_map, plan.rotation, own_weight, queries.table, tile,
+            key_rows(operands.k)};
+  }
+
   /// Which of mix's matrices query head g uses.
   Index matrix_of(Index g) const {
     return plan.problem.shape.mix_of(queries.batch, kv_head * extents().group_size + g);
@@ -97,39 +114,6 @@ template <class A>
 void set_zero(const Panel<A>& summary, Span<A> key_sum) {
   set_zero(summary);
   std::fill_n(key_sum.data, key_sum.size, A(0));
-}
-
-/// s phi of a tile of queries or of keys, and R, by a call's variant.
-template <class L, class T, class A = Accumulator<T>>
-TileFeatures<typename L::FeatureMapType, A> features_of(const Unit<L, T>& unit, A scale,
-                                                        const UnitBlocks& of,
-                                                        const TokenTile& tile) {
-  return {unit.operands.variant.feature_map, unit.plan.rotation, scale, of.table, tile};
-}
-
-/// Where the features of a tile are packed. Those before the rotation are the normalizer's.
-template <class L, class A>
-FeaturePanels<A> feature_panels(const TilePanels<A>& in, Index tokens, Index feature_dim) {
-  return {panel((normalizes<L> ? in.features : in.rotated).data, tokens, feature_dim),
-          panel(in.rotated.data, tokens, feature_dim)};
-}
-
-/// Packs a tile of query head g, or of keys, into panels `in`.
-template <class L, class T, class A>
-FeaturePanels<A> pack_query_tile(const Unit<L, T>& unit, Index g, const TokenTile& tile,
-                                 const SlotScratch<A>& scratch) {
-  const auto panels = feature_panels<L, A>(scratch, tile.tokens, unit.extents().feature_dim);
-  pack_features(features_of(unit, unit.operands.scale(), unit.queries, tile),
-                unit.query_rows(g, unit.operands.q), panels, scratch.row);
-  return panels;
-}
-template <class L, class T, class A>
-FeaturePanels<A> pack_key_tile(const Unit<L, T>& unit, const TokenTile& tile,
-                               const TilePanels<A>& in, const RowBuffers<A>& row) {
-  const auto panels = feature_panels<L, A>(in, tile.tokens, unit.extents().feature_dim);
-  pack_features(features_of(unit, A(1), unit.keys, tile), unit.key_rows(unit.operands.k), panels,
-                row);
-  return panels;
 }
 
 /// A query head's part of a [group_size, blocks, block tokens] array (MixedProduct).
@@ -177,12 +161,10 @@ OwnTile<A> pack_own_keys(const Unit<L, T>& unit, const QueryTile<A, Summary>& at
   const TokenTile& tile = at.tile();
   const A own_weight = unit.own_weight(at.matrix, at.block);
   const OwnTile<A> own{
-      feature_panels<L, A>(scratch.own, tile.tokens, e.feature_dim),
+      pack_tile(unit.own_key_features(tile, own_weight), scratch, scratch.own),
       {},
       panel(scratch.own.key_sums.data, normalizes<L> ? tile.tokens : 0, e.feature_dim),
       panel(scratch.own.scores.data, tile.tokens, tile.tokens)};
-  pack_features(features_of(unit, own_weight, unit.queries, tile), unit.key_rows(unit.operands.k),
-                own, scratch.row);
   if constexpr (normalizes<L>) {
     if (tile.offset == 0) std::fill_n(scratch.key_sum_rest.data, e.feature_dim, A(0));
     add_rows<A>({at.mixed.key_sum(at.block), scratch.key_sum_rest}, A(1), own.features, Into::add,
@@ -331,8 +313,7 @@ void unpack_query_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& 
                            const TokenTile& tile, const FeatureGradients<A>& gradients,
                            const RowBuffers<A>& row) {
   if (request.query())
-    unpack_feature_gradient(features_of(unit, unit.operands.scale(), unit.queries, tile),
-                            unit.query_rows(g, unit.operands.q), gradients,
+    unpack_feature_gradient(unit.query_features(g, tile), gradients,
                             unit.query_rows(g, request.gradients.query.view), request.update, row);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The stages of any backend: their calls, checked once before anything is written, and for packed
-// sequences cut into those of each, one after another.
+// The stages of any backend: calls, checked once, and for packed sequences cut into those of each.
 #pragma once
 
+#include <mhla/core/executor.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/stages/calls.hpp>
 

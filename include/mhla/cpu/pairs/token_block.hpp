@@ -78,7 +78,7 @@ VnniPanel pack_keys(const Unit<L, BFloat16>& unit, const TokenTile& tile,
                     in_place(unit.keys.table, tile, keys), key_sum.sum);
       return panel;
     }
-  const FeaturePanels<float> k = pack_key_tile(unit, tile, scratch, scratch.row);
+  const FeaturePanels<float> k = pack_tile(unit.key_features(tile), scratch);
   if (normalizes<L>) add_rows(key_sum, 1.0f, k.features, into);
   return pair_tokens(k.rotated, scratch.pairs.features);
 }
@@ -105,7 +105,7 @@ std::pair<PairedRows, Span<const float>> pack_queries(const Unit<L, BFloat16>& u
           denominators[t] += static_cast<float>(unit.operands.variant.normalizer.epsilon);
       return {rows, denominators};
     }
-  const FeaturePanels<float> q = pack_query_tile(unit, g, tile, at.scratch);
+  const FeaturePanels<float> q = pack_tile(unit.query_features(g, tile), at.scratch);
   return {pair_features(q.rotated, at.scratch.pairs.feature_rows),
           tile_denominators(unit, at, g, q.features)};
 }

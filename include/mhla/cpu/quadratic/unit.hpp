@@ -58,7 +58,7 @@ MHLA_ONCE_A_CALL void read_out_unit(const QuadraticUnit<L, T>& of, const TensorV
   loop.parallel_for(of.key_tiles.size, [&](Index task, Index slot) MHLA_ONCE_A_CALL {
     const TokenTile& tile = of.key_tiles[task];
     const SlotScratch<A>& scratch = unit.plan.scratch[slot];
-    of.keep_transposed(tile, pack_key_tile(unit, tile, scratch, scratch.row));
+    of.keep_transposed(tile, pack_tile(unit.key_features(tile), scratch));
     if (!in_place)
       gather<T, A>(unit.keys.table, tile, value_rows, {},
                    memory.values.row_range(tile.offset, tile.tokens));
@@ -69,7 +69,7 @@ MHLA_ONCE_A_CALL void read_out_unit(const QuadraticUnit<L, T>& of, const TensorV
     const Index g = task / tiles;
     const TokenTile& tile = of.query_tiles[task % tiles];
     const SlotScratch<A>& scratch = unit.plan.scratch[slot];
-    const FeaturePanels<A> q = pack_query_tile(unit, g, tile, scratch);
+    const FeaturePanels<A> q = pack_tile(unit.query_features(g, tile), scratch);
     const Panel<A> out = panel(scratch.values.data, tile.tokens, unit.extents().value_dim);
     const Span<A> denominators{scratch.denominators.data, normalizes<L> ? tile.tokens : 0};
     read_out_scores<A>(of.weights(g), tile,
@@ -129,8 +129,7 @@ class BackwardUnit {
 
   MHLA_ONCE_A_CALL void pack_keys(const TokenTile& tile, const SlotScratch<A>& scratch) const {
     const FeaturePanels<A> k = features(tile, tile.offset, &FeatureMemory<A>::keys);
-    pack_features(features_of(unit_, A(1), unit_.keys, tile), unit_.key_rows(unit_.operands.k), k,
-                  scratch.row);
+    pack_features(unit_.key_features(tile), k, scratch.row);
     of_.keep_transposed(tile, k);
     transpose<A>(of_.memory.values.col_range(tile.offset, tile.tokens),
                  readable_panel<T>(unit_.keys.table, tile, unit_.key_rows(unit_.operands.v),
@@ -140,9 +139,8 @@ class BackwardUnit {
   MHLA_ONCE_A_CALL void run_tile(Index g, const Weights<A, sight_of<L>>& weights,
                                  const TokenTile& tile, const ExecutorRef& loop) const {
     const Memory<A>& m = of_.memory;
-    pack_features(features_of(unit_, unit_.operands.scale(), unit_.queries, tile),
-                  unit_.query_rows(g, unit_.operands.q),
-                  features(tile, 0, &FeatureMemory<A>::queries), row());
+    pack_features(unit_.query_features(g, tile), features(tile, 0, &FeatureMemory<A>::queries),
+                  row());
     const Panel<const A> grad_outputs = readable_panel<T>(
         unit_.queries.table, tile, unit_.query_rows(g, request_.dy), m.grad_outputs);
     const bool overwrites = !is_causal<L> && g == 0 && tile.offset == 0;
@@ -194,9 +192,9 @@ class BackwardUnit {
       const FeaturePanels<A> k = features(tile, tile.offset, &FeatureMemory<A>::grad_keys);
       FeatureGradients<A> total{k.rotated};
       if (unrotated_too()) total.unrotated = k.features.placed();
-      unpack_feature_gradient(
-          features_of(unit_, A(1), unit_.keys, tile), unit_.key_rows(unit_.operands.k), total,
-          unit_.key_rows(request_.gradients.key.view), request_.update, scratch.row);
+      unpack_feature_gradient(unit_.key_features(tile), total,
+                              unit_.key_rows(request_.gradients.key.view), request_.update,
+                              scratch.row);
     }
     if (request_.gradients.value.wanted)
       scatter<T, A>(unit_.keys.table, tile,
