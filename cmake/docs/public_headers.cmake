@@ -13,7 +13,7 @@ set(MHLA_PUBLIC_HEADERS
   policy/variant.hpp
   cpu/pipeline.hpp cpu/instantiate_kernels.hpp
   eigen/cuda_executor.hpp eigen/fork_join_device.hpp eigen/forward_op.hpp eigen/gradient_op.hpp
-  eigen/mixing_matrix.hpp eigen/operand.hpp eigen/tensor_views.hpp
+  eigen/mixing_matrix.hpp eigen/tensor_views.hpp
   eigen/thread_pool_executor.hpp
   cuda/call.hpp cuda/decoding.hpp cuda/device.hpp cuda/head_dims.hpp cuda/instantiate.cuh
   cuda/instantiate_decoder.cuh cuda/pipeline.hpp

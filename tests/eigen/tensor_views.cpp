@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Eigen's tensors as views: the same elements under the same names of axes.
-#include <mhla/eigen/operand.hpp>
 #include <mhla/eigen/tensor_views.hpp>
 #include <string>
 #include <type_traits>

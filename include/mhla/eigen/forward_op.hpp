@@ -9,7 +9,7 @@
 
 #include <mhla/cpu/cpu_plan.hpp>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/eigen/operand.hpp>
+#include <mhla/eigen/tensor_views.hpp>
 #include <mhla/eigen/thread_pool_executor.hpp>
 
 MHLA_NAMESPACE_BEGIN

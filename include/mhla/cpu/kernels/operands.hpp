@@ -4,6 +4,7 @@
 
 #include <array>
 #include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
