@@ -72,6 +72,18 @@ struct SerialExecutor {
 };
 
 /// \cond INTERNAL
+// Runs tasks in order on one slot of another executor.
+struct OneSlot {
+  Index slot;
+
+  static constexpr bool keeps_floating_point = true;
+  static constexpr Index num_slots() { return 1; }
+  template <class Task>
+  void parallel_for(Index tasks, Task&& f) const {
+    for (Index task = 0; task < tasks; ++task) f(task, slot);
+  }
+};
+
 // Executors that themselves run tasks in the caller's floating-point environment.
 template <class E>
 concept KeepsFloatingPoint = E::keeps_floating_point;

@@ -10,18 +10,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Runs tasks in order on one slot: how a unit loops if it has one slot.
-struct OneSlot {
-  Index slot;
-
-  static constexpr bool keeps_floating_point = true;
-  static constexpr Index num_slots() { return 1; }
-  template <class Task>
-  void parallel_for(Index tasks, Task&& f) const {
-    for (Index task = 0; task < tasks; ++task) f(task, slot);
-  }
-};
-
 /// A unit's blocks of queries, or of keys.
 struct UnitBlocks : SequenceSpan {
   const BlockTable& table;
