@@ -102,7 +102,7 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
   const auto& request = by.request;
   const Extents& e = unit.extents();
   const TokenTile& tile = at.tile();
-  const FeaturePanels<A> q = pack_tile(unit.query_features(g, tile), at.scratch);
+  const FeaturePanels<A> q = pack_features(unit.query_features(g, tile), at.scratch);
   const Span<const A> denominators = tile_denominators(unit, at, g, q.features);
   const Panel<const A> u =
       pack_grad_numerators(unit, g, request.dy, tile, denominators, at.scratch);
@@ -118,7 +118,7 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
   if constexpr (keeps_denominators<L>)
     copy_row(tile_offsets(e, unit.memory.denominators, g, at.block, tile).data, denominators.data,
              tile.tokens);
-  if (!request.query_features()) return;
+  if (!request.grad_features()) return;
 
   FeatureGradients<A> total{by.query_gradient(at, g, u, &now)};
   if constexpr (normalizes<L>) {
@@ -145,7 +145,7 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
 template <class By, class After>
 void read_out_unit_gradient(const By& by, const ExecutorRef& loop, const After& after) {
   const bool mixed_wanted =
-      by.request.query_features() || (is_structured<typename By::Variant> && by.request.mixing());
+      by.request.grad_features() || (is_structured<typename By::Variant> && by.request.mixing());
   for_each_query_tile(
       by, mixed_wanted, loop,
       [&](const typename By::Tile& at, Index g) { read_out_tile_gradient(by, at, g); }, after);
@@ -182,7 +182,7 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
 
     const auto heads = unit.plan.heads_of(matrix);
     for (Index g = heads.first; g < heads.last; ++g) {
-      const FeaturePanels<A> q = pack_tile(unit.query_features(g, k.tile), scratch);
+      const FeaturePanels<A> q = pack_features(unit.query_features(g, k.tile), scratch);
       Span<const A> denominators;
       if constexpr (normalizes<L>)
         denominators = tile_offsets(e, unit.memory.denominators, g, k.block, k.tile);
@@ -371,7 +371,7 @@ struct Backward : Forward<L, T> {
   OwnKeys pack_key_tile(OwnKeys k) const {
     const TilePanels<A>& usual = k.scratch;
     const TilePanels<A>& panels = is_causal_within_block<L> ? k.scratch.own : usual;
-    k.features = pack_tile(unit.key_features(k.tile), k.scratch, panels);
+    k.features = pack_features(unit.key_features(k.tile), k.scratch, panels);
     k.keys = k.features.rotated;
     k.values =
         readable_panel<T>(unit.keys.table, k.tile, unit.key_rows(unit.operands.v), panels.values);

@@ -13,7 +13,7 @@
 // matrix is taken after the other.
 #pragma once
 
-#include <mhla/cpu/unit.hpp>
+#include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

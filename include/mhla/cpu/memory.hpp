@@ -40,8 +40,8 @@ struct Needs {
 /// Panels of one tile.
 template <class A>
 struct TilePanels {
-  Span<A> features;        // [tile tokens, feature_dim]: phi, for the normalizer
-  Span<A> rotated;         // R phi; `features` itself if that is the same, or not needed
+  Span<A> features;        // [tile tokens, feature_dim]: phi, or R phi if only that is needed
+  Span<A> rotated;         // R phi: `features` itself unless phi is needed, too
   Span<A> values;          // [tile tokens, value_dim]: v, or numerators and y, or dy and U
   Span<A> grad_features;   // [tile tokens, whole columns]: of the rotated features
   Span<A> grad_unrotated;  // [tile tokens, feature_dim]: of the normalizer's, under Causal

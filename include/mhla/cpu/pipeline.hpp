@@ -4,7 +4,7 @@
 #pragma once
 
 #include <mhla/cpu/units.hpp>
-#include <mhla/policy/arguments.hpp>
+#include <mhla/policy/argument_errors.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

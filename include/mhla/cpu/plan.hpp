@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // What a call lays out before it runs, in the caller's workspace: tables, the packed mixing matrix,
 // and the memory of slots and units. A unit of work is one kv head of one sequence, with the query
-// heads that read it.
+// heads that read it: its blocks, its memory, and its rows of the tensors.
 #pragma once
 
-#include <mhla/cpu/memory.hpp>
+#include <mhla/cpu/pairs/choice.hpp>
 #include <mhla/cpu/pairs/rounded_mixing.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/quadratic/choice.hpp>
-#include <mhla/cpu/rotation_table.hpp>
+#include <mhla/cpu/token_block.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -35,53 +35,6 @@ template <class V>
 using LoweredOf =
     Lowered<typename V::FeatureMapType, typename V::CausalityType, typename V::NormalizerType,
             std::conditional_t<is_structured<V>, Factored, DenseMixing>>;
-
-/// bool where tensors of T may be multiplied in pairs, else std::false_type, so that programs
-/// without bfloat16 compile nothing for it.
-template <class T>
-using InPairs = std::conditional_t<std::is_same_v<T, BFloat16>, bool, std::false_type>;
-
-/// Whether a variant's backward pass can be rounded. Rounding shows where differences are formed:
-/// in the derivative of a row-wise map, such as a softmax; and with a normalizer, unless what
-/// numerators and denominators have in common is subtracted before (pairs/centers.hpp). That is
-/// possible only where every query sees the same keys, by a matrix: with a causality the common
-/// part would include tokens that some queries do not see.
-template <class L>
-inline constexpr bool rounds_backward =
-    ElementwiseFeatureMap<typename L::FeatureMapType> && !mixes_products<L> &&
-    !(normalizes<L> && (is_causal<L> || is_structured<L>));
-
-/// Whether a pass with tensors of T multiplies bfloat16 in pairs. Not if its heads have so few
-/// features or values that rounding errors do not average out, nor under Causal if its blocks have
-/// so few tokens. Nor under BlockCausal: of a token that outweighs all others, and that one block
-/// sees in a summary that is rounded twice, too much would be lost.
-///
-/// A backward pass also needs so many blocks that rounding errors of dmix average out, and with a
-/// normalizer numerators and denominators of the same features (no rotation), and phi(0) close to
-/// 0. Of stages, only summarize and read_out round, and of these only tokens' products.
-template <class T, class V>
-InPairs<T> multiplies_pairs([[maybe_unused]] const V& attention,
-                            [[maybe_unused]] const Problem& problem,
-                            [[maybe_unused]] bool backward) {
-  constexpr Index few = 32;
-  constexpr Index few_tokens = 4;
-  constexpr Index few_blocks = 4;
-  constexpr float least = 1e-3f;  // from here on rounding phi(0) shows
-  if constexpr (std::is_same_v<InPairs<T>, std::false_type> || sight_of<V> == Sight::past_blocks) {
-    return {};
-  } else {
-    if (attention.precision != Precision::fast || !has_pair_products()) return false;
-    if (problem.stage && problem.stage != Stage::summarize && problem.stage != Stage::read_out)
-      return false;
-    if (problem.feature_dim < few || problem.shape.value_dim < few) return false;
-    if (is_causal<V> && problem.query_grid.block_tokens() < few_tokens) return false;
-    if (!backward) return true;
-    if (!rounds_backward<LoweredOf<V>> || (normalizes<V> && rotates<V>)) return false;
-    if constexpr (normalizes<V> && ElementwiseFeatureMap<typename V::FeatureMapType>)
-      if (!((std::abs)(value_of(attention.feature_map, 0.0f)) < least)) return false;
-    return (std::min)(problem.query_blocks, problem.key_blocks) >= few_blocks;
-  }
-}
 
 /// The structured mixing of a call; nothing of a dense one.
 template <class A, class V>
@@ -281,6 +234,94 @@ struct Plan : Needs {
     return (std::max)(rows,
                       row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
   }
+};
+
+/// A unit's blocks of queries, or of keys.
+struct UnitBlocks : SequenceSpan {
+  const BlockTable& table;
+
+  const BlockSpan& operator[](Index i) const { return table.blocks[first_block + i]; }
+  Span<const TokenTile> tiles_of(Index i) const { return table.tiles_of((*this)[i]); }
+  Span<const BlockSpan> all() const { return {table.blocks.data + first_block, blocks}; }
+  /// On the quadratic path all tiles: there the first block has those of the whole sequence.
+  Span<const TokenTile> tiles() const {
+    return blocks == 0 ? Span<const TokenTile>{} : tiles_of(0);
+  }
+};
+
+/// The operands of a call, and its plan.
+template <class L, class T>
+struct Operands : OperandViews<T> {
+  using A = Accumulator<T>;
+  L variant;
+  const Plan<L, A>& plan;
+
+  A scale() const { return static_cast<A>(variant.scale); }
+};
+
+/// A unit of a call, and its memory.
+template <class L, class T>
+struct Unit {
+  using A = Accumulator<T>;
+
+  const Operands<L, T>& operands;
+  UnitBlocks queries;
+  UnitBlocks keys;
+  Index kv_head;
+  const UnitMemory<A>& memory;
+  SummaryRows<A> summaries;              // S and z of every key block
+  Span<const MixingProduct> products{};  // of a structured mixing
+  // Of a stage:
+  Index other_queries = 0;  // blocks of the sequence that it lacks
+  SummaryRows<A>
+      states{};  // that a recurrence left before its blocks: of the first matrix, not transposed
+  bool states_after = false;  // whether later blocks take its states
+
+  bool in_pairs = false;  // whether S, S~, dS~ and dS are, of bfloat16 (Precision::fast)
+  const Plan<L, A>& plan = operands.plan;
+
+  const Extents& extents() const { return plan.extents; }
+  /// How the unit stores all summaries.
+  Orientation orientation() const { return plan.orientation(); }
+
+  /// Its rows in a tensor of queries, for query head g, and in one of keys.
+  template <class Stored>
+  TokenRows<Stored> query_rows(Index g, const TensorView<Stored, 4>& tensor) const {
+    return {tensor, queries.batch, kv_head * extents().group_size + g};
+  }
+  template <class Stored>
+  TokenRows<Stored> key_rows(const TensorView<Stored, 4>& tensor) const {
+    return {tensor, keys.batch, kv_head};
+  }
+
+  using Features = TileFeatures<typename L::FeatureMapType, T, A>;
+  /// s phi(q) of a tile of query head g.
+  Features query_features(Index g, const TokenTile& tile) const {
+    return {operands.variant.feature_map, plan.rotation, operands.scale(), queries.table, tile,
+            query_rows(g, operands.q)};
+  }
+  /// phi(k) of a key tile.
+  Features key_features(const TokenTile& tile) const {
+    return {operands.variant.feature_map, plan.rotation, A(1), keys.table, tile,
+            key_rows(operands.k)};
+  }
+  /// m_ii phi(k) of the keys of a query tile (Causal).
+  Features own_key_features(const TokenTile& tile, A own_weight) const {
+    return {operands.variant.feature_map, plan.rotation, own_weight, queries.table, tile,
+            key_rows(operands.k)};
+  }
+
+  /// Which of mix's matrices query head g uses.
+  Index matrix_of(Index g) const {
+    return plan.problem.shape.mix_of(queries.batch, kv_head * extents().group_size + g);
+  }
+  const A* matrix(Index g) const { return plan.matrix(matrix_of(g), in_pairs); }
+  /// The corner of it that the sequence uses.
+  Panel<const A> mixing(Index g) const {
+    return {matrix(g), queries.blocks, keys.blocks, plan.problem.key_blocks};
+  }
+  /// m_ii of it (Causal).
+  A own_weight(Index g, Index block) const { return matrix(g)[plan.own_entry(block)]; }
 };
 
 }  // namespace cpu

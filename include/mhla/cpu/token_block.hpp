@@ -139,7 +139,7 @@ MHLA_OUT_OF_LINE void rotate_rows(const RotationTable<A>& rotation, const BlockT
   });
 }
 
-/// s phi of the tokens of a tile, and R.
+/// What the features of a tile, s R phi(x), are computed from.
 template <class Map, class T, class A>
 struct TileFeatures {
   const Map& map;
@@ -150,15 +150,15 @@ struct TileFeatures {
   TokenRows<const T> tokens;
 };
 
-/// Their panels, [tile tokens, feature_dim]: the same one twice if there is no rotation, or if
-/// unrotated features are not needed.
+/// Panels of a tile's features, [tile tokens, feature_dim]: the same one twice if there is no
+/// rotation, or if unrotated features are not needed.
 template <class A>
 struct FeaturePanels {
   Panel<A> features;
   Panel<A> rotated;
 };
 
-/// features = s phi(x), rotated = s R phi(x).
+/// features = s phi(x), rotated = s R phi(x), which is left where both are one panel.
 template <class Map, class T, class A>
 MHLA_OUT_OF_LINE void pack_features(const TileFeatures<Map, T, A>& of, const FeaturePanels<A>& to,
                                     const RowBuffers<A>& buffers) {
@@ -186,10 +186,10 @@ MHLA_OUT_OF_LINE void pack_features(const TileFeatures<Map, T, A>& of, const Fea
   rotate_rows(rotation, table, tile, rotated, Turn::forward);
 }
 
-/// Packs a tile into panels of a slot.
+/// Packs the features of a tile into panels `in`, by default those of the slot.
 template <class Map, class T, class A>
-FeaturePanels<A> pack_tile(const TileFeatures<Map, T, A>& of, const SlotScratch<A>& scratch,
-                           const TilePanels<A>& in) {
+FeaturePanels<A> pack_features(const TileFeatures<Map, T, A>& of, const SlotScratch<A>& scratch,
+                               const TilePanels<A>& in) {
   const Index dim = feature_dim(of.map, of.tokens.dim);
   const FeaturePanels<A> to{panel(in.features.data, of.tile.tokens, dim),
                             panel(in.rotated.data, of.tile.tokens, dim)};
@@ -197,8 +197,8 @@ FeaturePanels<A> pack_tile(const TileFeatures<Map, T, A>& of, const SlotScratch<
   return to;
 }
 template <class Map, class T, class A>
-FeaturePanels<A> pack_tile(const TileFeatures<Map, T, A>& of, const SlotScratch<A>& scratch) {
-  return pack_tile(of, scratch, scratch);
+FeaturePanels<A> pack_features(const TileFeatures<Map, T, A>& of, const SlotScratch<A>& scratch) {
+  return pack_features(of, scratch, scratch);
 }
 
 /// The gradients of a tile's scaled features: of the rotated ones, which is overwritten, and of the

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <mhla/cuda/choose_path.hpp>
-#include <mhla/policy/arguments.hpp>
+#include <mhla/policy/argument_errors.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

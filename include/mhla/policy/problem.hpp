@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What every backend checks before it writes anything, and begins with: a variant and a shape that
-// fit together, views that fit both, aligned addresses, and destinations that can be written. The
-// names of the stages of a pass, and rows of sums as stages leave them and as they travel from rank
-// to rank.
+// A checked call, with which every backend begins: a variant and a shape that fit together. Checks
+// of its tensors before anything is written: views fit both, addresses are aligned, destinations
+// can be written. The names of the stages of a pass, and rows of sums as stages leave them and as
+// they travel from rank to rank.
 #pragma once
 
 #include <mhla/core/gradient_views.hpp>
@@ -72,6 +72,31 @@ MHLA_ONCE_A_CALL MixingLayout mixing_layout(const Problem& problem) {
     layout.after = problem.queries.first + problem.query_blocks < problem.query_grid.num_blocks();
   }
   return layout;
+}
+
+// What a row consists of: `count` times S [summary], z [key_sum].
+struct SumsLayout {
+  Index count;
+  Index summary;
+  Index key_sum;
+
+  Index elements() const { return checked_mul(count, checked_add(summary, key_sum)); }
+  // Bytes of a row that travels.
+  template <class A>
+  Index bytes(Wire wire) const {
+    constexpr auto size = static_cast<Index>(sizeof(A));
+    if (wire == Wire::exact) return checked_mul(elements(), size);
+    const Index rounded = checked_mul(checked_mul(count, summary), sizeof(BFloat16));
+    return checked_mul(checked_add(ceil_div(rounded, size), checked_mul(count, key_sum)), size);
+  }
+};
+// A row with the sums of every unit of a call, for each of some matrices.
+template <AttentionVariant V>
+SumsLayout sums_layout(const Problem& problem, Index matrices) {
+  const Shape& shape = problem.shape;
+  return {checked_mul(checked_mul(shape.batch, shape.kv_heads), matrices),
+          checked_mul(problem.feature_dim, shape.value_dim),
+          normalizes<V> ? problem.feature_dim : 0};
 }
 
 // Checks the numbers of a variant that need no shape. Throws ShapeError.
@@ -180,7 +205,7 @@ MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape)
   }
 }
 
-// Outside the templates below, so that the message is compiled once.
+// Checks of the tensors of a call. Not a template, so that the message is compiled once.
 MHLA_ONCE_A_CALL inline void require_aligned(const void* data, std::size_t alignment,
                                              const char* name) {
   if (reinterpret_cast<std::uintptr_t>(data) % alignment != 0)
@@ -198,14 +223,14 @@ MHLA_ONCE_A_CALL void require_aligned(const TensorView<T, Rank>& tensor, const c
 /// otherwise.
 class Footprint {
  public:
-  /// A tensor that the call writes or, if it is const, reads.
+  /// Adds a tensor: read if its elements are const, else written.
   template <class T, int Rank>
   MHLA_ONCE_A_CALL void add(const TensorView<T, Rank>& tensor, const char* name) {
     require_aligned(tensor, name);
     pieces_[count_++] = {overlap::strided(tensor), name, !std::is_const_v<T>};
   }
 
-  /// Reads a tensor that is in host memory on any device.
+  /// Adds a tensor that is read, and is in host memory even of a call on a GPU.
   template <class T, int Rank>
   void reads_on_host(const TensorView<T, Rank>& tensor, const char* name) {
     add(tensor, name);
@@ -235,8 +260,8 @@ class Footprint {
     }
   }
 
-  /// Throws ShapeError, of scratch memory WorkspaceError, if a piece has elements but no address.
-  /// (On a GPU the backend says so.)
+  /// Throws if a piece has elements but a null address: WorkspaceError for scratch memory, else
+  /// ShapeError. On a GPU the backend checks addresses.
   MHLA_ONCE_A_CALL void require_addresses() const {
     for (int i = 0; i < count_; ++i) {
       const auto& [view, name, is_result, on_host] = pieces_[i];
@@ -265,7 +290,7 @@ class Footprint {
     bool on_host = false;
   };
 
-  // The name of the first piece but `own` that shares memory with `view`, or null.
+  // The name of the first piece other than `own` that shares memory with `view`, or null.
   MHLA_ONCE_A_CALL const char* sharing(const overlap::Strided& view, int own) const {
     for (int i = 0; i < count_; ++i)
       if (i != own && overlap::share_memory(view, pieces_[i].view)) return pieces_[i].name;
@@ -350,7 +375,8 @@ MHLA_ONCE_A_CALL Footprint checked_gradients(const Shape& shape,
   return footprint;
 }
 
-/// As require_forward, for the wanted gradients.
+/// Throws ShapeError unless the wanted gradients can be written, WorkspaceError if scratch memory
+/// shares a byte with a tensor; returns what the call touches.
 template <AttentionVariant V, class T>
 MHLA_ONCE_A_CALL Footprint require_backward(const V& attention, const Shape& shape,
                                             const OperandViews<T>& operands,
@@ -364,31 +390,6 @@ MHLA_ONCE_A_CALL Footprint require_backward(const V& attention, const Shape& sha
   add_operands(footprint, operands);
   require_apart(footprint, attention, workspace, state);
   return footprint;
-}
-
-// What a row consists of: `count` times S [summary], z [key_sum].
-struct SumsLayout {
-  Index count;
-  Index summary;
-  Index key_sum;
-
-  Index elements() const { return checked_mul(count, checked_add(summary, key_sum)); }
-  // Bytes of a row that travels.
-  template <class A>
-  Index bytes(Wire wire) const {
-    constexpr auto size = static_cast<Index>(sizeof(A));
-    if (wire == Wire::exact) return checked_mul(elements(), size);
-    const Index rounded = checked_mul(checked_mul(count, summary), sizeof(BFloat16));
-    return checked_mul(checked_add(ceil_div(rounded, size), checked_mul(count, key_sum)), size);
-  }
-};
-// A row with the sums of every unit of a call, for each of some matrices.
-template <AttentionVariant V>
-SumsLayout sums_layout(const Problem& problem, Index matrices) {
-  const Shape& shape = problem.shape;
-  return {checked_mul(checked_mul(shape.batch, shape.kv_heads), matrices),
-          checked_mul(problem.feature_dim, shape.value_dim),
-          normalizes<V> ? problem.feature_dim : 0};
 }
 /// \endcond
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The stages of any backend: calls, checked once, and for packed sequences cut into those of each.
+// The stages of any backend: a call is checked once, and cut into one for each packed sequence.
 #pragma once
 
 #include <mhla/core/executor.hpp>

@@ -3,7 +3,7 @@
 // summaries where blocks are short, or the sequence is.
 #pragma once
 
-#include <mhla/cpu/unit.hpp>
+#include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -58,7 +58,7 @@ MHLA_ONCE_A_CALL void read_out_unit(const QuadraticUnit<L, T>& of, const TensorV
   loop.parallel_for(of.key_tiles.size, [&](Index task, Index slot) MHLA_ONCE_A_CALL {
     const TokenTile& tile = of.key_tiles[task];
     const SlotScratch<A>& scratch = unit.plan.scratch[slot];
-    of.keep_transposed(tile, pack_tile(unit.key_features(tile), scratch));
+    of.keep_transposed(tile, pack_features(unit.key_features(tile), scratch));
     if (!in_place)
       gather<T, A>(unit.keys.table, tile, value_rows, {},
                    memory.values.row_range(tile.offset, tile.tokens));
@@ -69,7 +69,7 @@ MHLA_ONCE_A_CALL void read_out_unit(const QuadraticUnit<L, T>& of, const TensorV
     const Index g = task / tiles;
     const TokenTile& tile = of.query_tiles[task % tiles];
     const SlotScratch<A>& scratch = unit.plan.scratch[slot];
-    const FeaturePanels<A> q = pack_tile(unit.query_features(g, tile), scratch);
+    const FeaturePanels<A> q = pack_features(unit.query_features(g, tile), scratch);
     const Panel<A> out = panel(scratch.values.data, tile.tokens, unit.extents().value_dim);
     const Span<A> denominators{scratch.denominators.data, normalizes<L> ? tile.tokens : 0};
     read_out_scores<A>(of.weights(g), tile,

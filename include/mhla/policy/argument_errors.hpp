@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where the arguments of a call on views are of the wrong types: fails with one sentence that says
-// which, on either backend.
+// Compile errors for wrong arguments of forward_into, backward_into, plan, explain and the
+// functions for sizes, on either backend: each is one sentence that names the argument.
 #pragma once
 
 #include <mhla/core/executor.hpp>

@@ -1,101 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Units of work, what backward passes are asked for, and tiles of tokens at work on a slot: panels,
-// those of their own block's keys, and what is fetched meanwhile for the next.
+// Tiles of tokens at work on a slot: their panels, the keys of their own block, denominators, and
+// prefetches of the next tile. Which gradients a backward pass is asked for.
 #pragma once
 
 #include <mhla/cpu/plan.hpp>
-#include <mhla/cpu/token_block.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
-
-/// A unit's blocks of queries, or of keys.
-struct UnitBlocks : SequenceSpan {
-  const BlockTable& table;
-
-  const BlockSpan& operator[](Index i) const { return table.blocks[first_block + i]; }
-  Span<const TokenTile> tiles_of(Index i) const { return table.tiles_of((*this)[i]); }
-  Span<const BlockSpan> all() const { return {table.blocks.data + first_block, blocks}; }
-  /// On the quadratic path all tiles: there the first block has those of the whole sequence.
-  Span<const TokenTile> tiles() const {
-    return blocks == 0 ? Span<const TokenTile>{} : tiles_of(0);
-  }
-};
-
-/// The operands of a call, and its plan.
-template <class L, class T>
-struct Operands : OperandViews<T> {
-  using A = Accumulator<T>;
-  L variant;
-  const Plan<L, A>& plan;
-
-  A scale() const { return static_cast<A>(variant.scale); }
-};
-
-/// A unit of a call, and its memory.
-template <class L, class T>
-struct Unit {
-  using A = Accumulator<T>;
-
-  const Operands<L, T>& operands;
-  UnitBlocks queries;
-  UnitBlocks keys;
-  Index kv_head;
-  const UnitMemory<A>& memory;
-  SummaryRows<A> summaries;              // S and z of every key block
-  Span<const MixingProduct> products{};  // of a structured mixing
-  // Of a stage:
-  Index other_queries = 0;  // blocks of the sequence that it lacks
-  SummaryRows<A>
-      states{};  // that a recurrence left before its blocks: of the first matrix, not transposed
-  bool states_after = false;  // whether later blocks take its states
-
-  bool in_pairs = false;  // whether S, S~, dS~ and dS are, of bfloat16 (Precision::fast)
-  const Plan<L, A>& plan = operands.plan;
-
-  const Extents& extents() const { return plan.extents; }
-  /// How the unit stores all summaries.
-  Orientation orientation() const { return plan.orientation(); }
-
-  /// Its rows in a tensor of queries, for query head g, and in one of keys.
-  template <class Stored>
-  TokenRows<Stored> query_rows(Index g, const TensorView<Stored, 4>& tensor) const {
-    return {tensor, queries.batch, kv_head * extents().group_size + g};
-  }
-  template <class Stored>
-  TokenRows<Stored> key_rows(const TensorView<Stored, 4>& tensor) const {
-    return {tensor, keys.batch, kv_head};
-  }
-
-  using Features = TileFeatures<typename L::FeatureMapType, T, A>;
-  /// s phi(q) of a tile of query head g, and phi(k) of one of keys.
-  Features query_features(Index g, const TokenTile& tile) const {
-    return {operands.variant.feature_map, plan.rotation, operands.scale(), queries.table, tile,
-            query_rows(g, operands.q)};
-  }
-  Features key_features(const TokenTile& tile) const {
-    return {operands.variant.feature_map, plan.rotation, A(1), keys.table, tile,
-            key_rows(operands.k)};
-  }
-  /// m_ii phi(k) of the keys of a query tile (Causal).
-  Features own_key_features(const TokenTile& tile, A own_weight) const {
-    return {operands.variant.feature_map, plan.rotation, own_weight, queries.table, tile,
-            key_rows(operands.k)};
-  }
-
-  /// Which of mix's matrices query head g uses.
-  Index matrix_of(Index g) const {
-    return plan.problem.shape.mix_of(queries.batch, kv_head * extents().group_size + g);
-  }
-  const A* matrix(Index g) const { return plan.matrix(matrix_of(g), in_pairs); }
-  /// The corner of it that the sequence uses.
-  Panel<const A> mixing(Index g) const {
-    return {matrix(g), queries.blocks, keys.blocks, plan.problem.key_blocks};
-  }
-  /// m_ii of it (Causal).
-  A own_weight(Index g, Index block) const { return matrix(g)[plan.own_entry(block)]; }
-};
 
 /// A block that a mask has emptied has empty sums.
 template <class A>
@@ -148,8 +60,10 @@ OwnTile<A> pack_own_keys(const Unit<L, T>& unit, const QueryTile<A, Summary>& at
   const SlotScratch<A>& scratch = at.scratch;
   const TokenTile& tile = at.tile();
   const A own_weight = unit.own_weight(at.matrix, at.block);
+  const FeaturePanels<A> keys =
+      pack_features(unit.own_key_features(tile, own_weight), scratch, scratch.own);
   const OwnTile<A> own{
-      pack_tile(unit.own_key_features(tile, own_weight), scratch, scratch.own),
+      keys,
       {},
       panel(scratch.own.key_sums.data, normalizes<L> ? tile.tokens : 0, e.feature_dim),
       panel(scratch.own.scores.data, tile.tokens, tile.tokens)};
@@ -292,7 +206,7 @@ struct BackwardRequest {
   /// What own queries send back to keys' features: needed for dk and m_ii's gradient.
   bool own_keys() const { return gradients.key.wanted || mixing(); }
   /// dQ^r = U S~^T: needed for dq, and for the gradient of the denominators, which all but dv need.
-  bool query_features() const { return query() || (normalizes<L> && own_keys()); }
+  bool grad_features() const { return query() || (normalizes<L> && own_keys()); }
 };
 
 /// dq of a tile of query head g, if it is wanted.
