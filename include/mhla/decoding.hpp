@@ -416,7 +416,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     }
   }
 
-  // s phi of the tile's rows of x, for one head.
+  // What s R phi of the tile's rows of x is computed from, for one head.
   cpu::TileFeatures<typename V::FeatureMapType, T, A> features_of(const TileRun& at, A scale,
                                                                   const TensorView<const T, 4>& x,
                                                                   Index head) const {

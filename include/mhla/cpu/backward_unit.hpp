@@ -102,7 +102,7 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
   const auto& request = by.request;
   const Extents& e = unit.extents();
   const TokenTile& tile = at.tile();
-  const FeaturePanels<A> q = pack_features(unit.query_features(g, tile), at.scratch);
+  const FeaturePanels<A> q = pack_features(query_features(unit, g, tile), at.scratch);
   const Span<const A> denominators = tile_denominators(unit, at, g, q.features);
   const Panel<const A> u =
       pack_grad_numerators(unit, g, request.dy, tile, denominators, at.scratch);
@@ -182,7 +182,7 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
 
     const auto heads = unit.plan.heads_of(matrix);
     for (Index g = heads.first; g < heads.last; ++g) {
-      const FeaturePanels<A> q = pack_features(unit.query_features(g, k.tile), scratch);
+      const FeaturePanels<A> q = pack_features(query_features(unit, g, k.tile), scratch);
       Span<const A> denominators;
       if constexpr (normalizes<L>)
         denominators = tile_offsets(e, unit.memory.denominators, g, k.block, k.tile);
@@ -257,7 +257,7 @@ void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures
       total.unrotated =
           is_causal_within_block<L> ? k.gradients.features.placed() : every_row(grad.key_sum);
     if (request.gradients.key.wanted)
-      unpack_feature_gradient(unit.key_features(tile), total, key_results, request.update,
+      unpack_feature_gradient(key_features(unit, tile), total, key_results, request.update,
                               scratch.row);
   }
 }
@@ -371,7 +371,7 @@ struct Backward : Forward<L, T> {
   OwnKeys pack_key_tile(OwnKeys k) const {
     const TilePanels<A>& usual = k.scratch;
     const TilePanels<A>& panels = is_causal_within_block<L> ? k.scratch.own : usual;
-    k.features = pack_features(unit.key_features(k.tile), k.scratch, panels);
+    k.features = pack_features(key_features(unit, k.tile), k.scratch, panels);
     k.keys = k.features.rotated;
     k.values =
         readable_panel<T>(unit.keys.table, k.tile, unit.key_rows(unit.operands.v), panels.values);

@@ -13,7 +13,7 @@
 // matrix is taken after the other.
 #pragma once
 
-#include <mhla/cpu/tiles.hpp>
+#include <mhla/cpu/plan.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -117,7 +117,7 @@ void summarize_unit(const Unit<L, T>& unit, const ExecutorRef& loop) {
     if (block.tiles == 0) set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
     for (Index i = 0; i < block.tiles; ++i) {
       const TokenTile& tile = table.tiles[block.first_tile + i];
-      const FeaturePanels<A> k = pack_features(unit.key_features(tile), scratch);
+      const FeaturePanels<A> k = pack_features(key_features(unit, tile), scratch);
       Prefetch next = prefetch_tile(unit.keys, block.first_tile + i + 1, {keys, values});
       prefetch_summary(unit.summaries, b + 1, i, block.tiles, next);
       summarize<A>(k.features, k.rotated, readable_rows<T, A>(table, tile, values, scratch.values),
@@ -163,7 +163,7 @@ struct Forward {
     const TokenTile& tile = at.tile();
     const TokenRows<const T> queries = unit.query_rows(g, unit.operands.q);
     const TokenRows<T> results = unit.query_rows(g, y);
-    const FeaturePanels<A> q = pack_features(unit.query_features(g, tile), at.scratch);
+    const FeaturePanels<A> q = pack_features(query_features(unit, g, tile), at.scratch);
     const Span<const A> denominators = tile_denominators(unit, at, g, q.features);
     Prefetch next = prefetch_tile(unit.queries, at.index + 1, {queries, results});
     if constexpr (is_causal_within_block<L>)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The memory of a call: scratch of every executor slot, and of every unit in progress, all in the
-// caller's workspace.
+// workspace of the call.
 #pragma once
 
 #include <mhla/cpu/pairs/memory.hpp>

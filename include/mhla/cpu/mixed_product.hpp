@@ -9,7 +9,7 @@
 //   dm += C R^T    dR = m^T C    dQ_bp += dR_bp z_b    dz_b += sum_p dR_bp Q_bp
 #pragma once
 
-#include <mhla/cpu/tiles.hpp>
+#include <mhla/cpu/token_block.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -24,7 +24,7 @@ void mixed_products_of_unit(const Unit<L, T>& unit, const ExecutorRef& loop) {
     const Index b = task % unit.queries.blocks;
     for (const TokenTile& tile : unit.queries.tiles_of(b)) {
       const FeaturePanels<A> q =
-          pack_features(unit.query_features(g, tile), unit.plan.scratch[slot]);
+          pack_features(query_features(unit, g, tile), unit.plan.scratch[slot]);
       row_products<A>(tile_offsets(e, unit.memory.products, g, b, tile), q.features,
                       Span<const A>(unit.summaries.key_sum(b)));
     }
@@ -78,7 +78,7 @@ void mixed_products_of_unit_gradient(const Unit<L, T>& unit, const BackwardReque
       for (const TokenTile& tile : unit.queries.tiles_of(i)) {
         const Span<A> weight = tile_offsets(e, grad_products, g, i, tile);
         if (request.gradients.key.wanted) {
-          const FeaturePanels<A> q = pack_features(unit.query_features(g, tile), scratch);
+          const FeaturePanels<A> q = pack_features(query_features(unit, g, tile), scratch);
           weighted_row_sum<A>(grad_key_sum, q.features, weight, Into::add);
         }
         unpack_query_gradient(unit, request, g, tile,

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT
-// What a call lays out before it runs, in the caller's workspace: tables, the packed mixing matrix,
-// and the memory of slots and units. A unit of work is one kv head of one sequence, with the query
-// heads that read it: its blocks, its memory, and its rows of the tensors.
+// What a call lays out before it runs, in the caller's workspace or memory of its own: tables, the
+// packed mixing matrix, and the memory of slots and units. What a backward pass is asked for. A
+// unit of work, which is one kv head of one sequence, with the query heads that read it.
 #pragma once
 
+#include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/pairs/choice.hpp>
 #include <mhla/cpu/pairs/rounded_mixing.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/quadratic/choice.hpp>
-#include <mhla/cpu/token_block.hpp>
+#include <mhla/cpu/rotation_table.hpp>
+#include <mhla/cpu/strided_rows.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -259,6 +261,25 @@ struct Operands : OperandViews<T> {
   A scale() const { return static_cast<A>(variant.scale); }
 };
 
+/// Which gradients a backward pass is to compute, and what they need: work for unwanted gradients
+/// is skipped, and the rest has the same bits.
+template <class L, class T>
+struct BackwardRequest {
+  TensorView<const T, 4> dy;
+  GradientViews<T> gradients;
+  Update update;
+
+  bool query() const { return gradients.query.wanted; }
+  bool keys() const { return gradients.key.wanted || gradients.value.wanted; }
+  bool mixing() const { return gradients.mix.wanted; }
+  /// dS~: needed for dk, dv and dmix.
+  bool mixed_summaries() const { return keys() || mixing(); }
+  /// What own queries send back to keys' features: needed for dk and m_ii's gradient.
+  bool own_keys() const { return gradients.key.wanted || mixing(); }
+  /// dQ^r = U S~^T: needed for dq, and for the gradient of the denominators, which all but dv need.
+  bool grad_features() const { return query() || (normalizes<L> && own_keys()); }
+};
+
 /// A unit of a call, and its memory.
 template <class L, class T>
 struct Unit {
@@ -292,23 +313,6 @@ struct Unit {
   template <class Stored>
   TokenRows<Stored> key_rows(const TensorView<Stored, 4>& tensor) const {
     return {tensor, keys.batch, kv_head};
-  }
-
-  using Features = TileFeatures<typename L::FeatureMapType, T, A>;
-  /// s phi(q) of a tile of query head g.
-  Features query_features(Index g, const TokenTile& tile) const {
-    return {operands.variant.feature_map, plan.rotation, operands.scale(), queries.table, tile,
-            query_rows(g, operands.q)};
-  }
-  /// phi(k) of a key tile.
-  Features key_features(const TokenTile& tile) const {
-    return {operands.variant.feature_map, plan.rotation, A(1), keys.table, tile,
-            key_rows(operands.k)};
-  }
-  /// m_ii phi(k) of the keys of a query tile (Causal).
-  Features own_key_features(const TokenTile& tile, A own_weight) const {
-    return {operands.variant.feature_map, plan.rotation, own_weight, queries.table, tile,
-            key_rows(operands.k)};
   }
 
   /// Which of mix's matrices query head g uses.

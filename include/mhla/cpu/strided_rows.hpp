@@ -3,6 +3,7 @@
 // tile, in memory order.
 #pragma once
 
+#include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/gemm.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -24,6 +25,27 @@ struct StridedRows {
   bool is_walked_by_columns() const {
     const auto size = [](Index step) { return step < 0 ? -step : step; };
     return size(row_stride) < size(stride) && rows >= 4;
+  }
+};
+
+/// The tokens of one (batch, head) of a tensor: [tokens, dim].
+template <class T>
+struct TokenRows {
+  T* data;
+  Index dim;
+  Index token_stride;
+  Index stride;
+
+  TokenRows(const TensorView<T, 4>& view, Index batch, Index head)
+      : data(view.data), dim(view.extent[3]), token_stride(0), stride(1) {
+    if (view.data == nullptr) return;  // an empty tensor
+    data += batch * view.stride[0] + head * view.stride[1];
+    token_stride = view.stride[2];
+    stride = view.stride[3];
+  }
+
+  StridedRows<T> strided(const TokenRun& run) const {
+    return {data + run.first * token_stride, run.count, dim, token_stride, stride};
   }
 };
 

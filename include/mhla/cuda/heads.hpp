@@ -3,7 +3,7 @@
 #pragma once
 
 #include <mhla/cuda/device.hpp>
-#include <mhla/policy/block_list.hpp>
+#include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

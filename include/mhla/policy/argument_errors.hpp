@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Compile errors for wrong arguments of forward_into, backward_into, plan, explain and the
-// functions for sizes, on either backend: each is one sentence that names the argument.
+// functions for sizes, on either backend: each is one sentence, which argument is wrong or how to
+// call.
 #pragma once
 
 #include <mhla/core/executor.hpp>

@@ -4,7 +4,7 @@
 // blocks, do not use is not on the list.
 #pragma once
 
-#include <mhla/policy/block_list.hpp>
+#include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -183,7 +183,7 @@ struct Backward : Forward<L> {
                          Span<float>{});
         return k;
       }
-    k.features = pack_features(unit.key_features(k.tile), k.scratch, own ? k.scratch.own : usual);
+    k.features = pack_features(key_features(unit, k.tile), k.scratch, own ? k.scratch.own : usual);
     k.keys = pair_features(k.features.rotated, pairs.feature_rows);
     return k;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Whether Precision::fast multiplies a call's tensors in pairs of bfloat16: not where rounding
-// would show.
+// Whether Precision::fast multiplies a call's tensors in pairs of bfloat16, by variant, shape and
+// machine. Where values make rounding show, units decide (centers.hpp).
 #pragma once
 
 #include <mhla/cpu/instruction_set.hpp>

@@ -2,7 +2,7 @@
 // Token tiles as factors: rows of tensors, or of their features, rounded to bfloat16 in pairs.
 #pragma once
 
-#include <mhla/cpu/tiles.hpp>
+#include <mhla/cpu/token_block.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -78,7 +78,7 @@ VnniPanel pack_keys(const Unit<L, BFloat16>& unit, const TokenTile& tile,
                     in_place(unit.keys.table, tile, keys), key_sum.sum);
       return panel;
     }
-  const FeaturePanels<float> k = pack_features(unit.key_features(tile), scratch);
+  const FeaturePanels<float> k = pack_features(key_features(unit, tile), scratch);
   if (normalizes<L>) add_rows(key_sum, 1.0f, k.features, into);
   return pair_tokens(k.rotated, scratch.pairs.features);
 }
@@ -105,7 +105,7 @@ std::pair<PairedRows, Span<const float>> pack_queries(const Unit<L, BFloat16>& u
           denominators[t] += static_cast<float>(unit.operands.variant.normalizer.epsilon);
       return {rows, denominators};
     }
-  const FeaturePanels<float> q = pack_features(unit.query_features(g, tile), at.scratch);
+  const FeaturePanels<float> q = pack_features(query_features(unit, g, tile), at.scratch);
   return {pair_features(q.rotated, at.scratch.pairs.feature_rows),
           tile_denominators(unit, at, g, q.features)};
 }

@@ -3,7 +3,7 @@
 // summaries where blocks are short, or the sequence is.
 #pragma once
 
-#include <mhla/cpu/tiles.hpp>
+#include <mhla/cpu/token_block.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -58,7 +58,7 @@ MHLA_ONCE_A_CALL void read_out_unit(const QuadraticUnit<L, T>& of, const TensorV
   loop.parallel_for(of.key_tiles.size, [&](Index task, Index slot) MHLA_ONCE_A_CALL {
     const TokenTile& tile = of.key_tiles[task];
     const SlotScratch<A>& scratch = unit.plan.scratch[slot];
-    of.keep_transposed(tile, pack_features(unit.key_features(tile), scratch));
+    of.keep_transposed(tile, pack_features(key_features(unit, tile), scratch));
     if (!in_place)
       gather<T, A>(unit.keys.table, tile, value_rows, {},
                    memory.values.row_range(tile.offset, tile.tokens));
@@ -69,7 +69,7 @@ MHLA_ONCE_A_CALL void read_out_unit(const QuadraticUnit<L, T>& of, const TensorV
     const Index g = task / tiles;
     const TokenTile& tile = of.query_tiles[task % tiles];
     const SlotScratch<A>& scratch = unit.plan.scratch[slot];
-    const FeaturePanels<A> q = pack_features(unit.query_features(g, tile), scratch);
+    const FeaturePanels<A> q = pack_features(query_features(unit, g, tile), scratch);
     const Panel<A> out = panel(scratch.values.data, tile.tokens, unit.extents().value_dim);
     const Span<A> denominators{scratch.denominators.data, normalizes<L> ? tile.tokens : 0};
     read_out_scores<A>(of.weights(g), tile,
@@ -129,7 +129,7 @@ class BackwardUnit {
 
   MHLA_ONCE_A_CALL void pack_keys(const TokenTile& tile, const SlotScratch<A>& scratch) const {
     const FeaturePanels<A> k = features(tile, tile.offset, &FeatureMemory<A>::keys);
-    pack_features(unit_.key_features(tile), k, scratch.row);
+    pack_features(key_features(unit_, tile), k, scratch.row);
     of_.keep_transposed(tile, k);
     transpose<A>(of_.memory.values.col_range(tile.offset, tile.tokens),
                  readable_panel<T>(unit_.keys.table, tile, unit_.key_rows(unit_.operands.v),
@@ -139,7 +139,7 @@ class BackwardUnit {
   MHLA_ONCE_A_CALL void run_tile(Index g, const Weights<A, sight_of<L>>& weights,
                                  const TokenTile& tile, const ExecutorRef& loop) const {
     const Memory<A>& m = of_.memory;
-    pack_features(unit_.query_features(g, tile), features(tile, 0, &FeatureMemory<A>::queries),
+    pack_features(query_features(unit_, g, tile), features(tile, 0, &FeatureMemory<A>::queries),
                   row());
     const Panel<const A> grad_outputs = readable_panel<T>(
         unit_.queries.table, tile, unit_.query_rows(g, request_.dy), m.grad_outputs);
@@ -192,7 +192,7 @@ class BackwardUnit {
       const FeaturePanels<A> k = features(tile, tile.offset, &FeatureMemory<A>::grad_keys);
       FeatureGradients<A> total{k.rotated};
       if (unrotated_too()) total.unrotated = k.features.placed();
-      unpack_feature_gradient(unit_.key_features(tile), total,
+      unpack_feature_gradient(key_features(unit_, tile), total,
                               unit_.key_rows(request_.gradients.key.view), request_.update,
                               scratch.row);
     }
