@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What a call lays out before it runs, in the caller's workspace or memory of its own: tables, the
-// packed mixing matrix, and the memory of slots and units. What a backward pass is asked for. A
-// unit of work, which is one kv head of one sequence, with the query heads that read it.
+// A variant as units are compiled for it. What a call lays out before it runs, in the caller's
+// workspace or memory of its own: tables, the packed mixing matrix, and the memory of slots and
+// units. What a backward pass is asked for. A unit of work, which is one kv head of one sequence,
+// with the query heads that read it.
 #pragma once
 
 #include <mhla/cpu/memory.hpp>
@@ -74,8 +75,8 @@ struct Plan : Needs {
   bool whole_units;
   PartialSums<A> partials;  // of a backward pass
 
-  /// `backward` is a bool or, so that a program without backward passes compiles nothing for them,
-  /// std::false_type.
+  /// `backward` is a bool or a constant: with std::false_type nothing is compiled for backward
+  /// passes.
   template <class V, class MayPair>
   MHLA_ONCE_A_CALL Plan(Arena& arena, const V& attention, const Problem& whole,
                         const ExecutorRef& executor, auto backward, MayPair in_pairs)
@@ -133,7 +134,7 @@ struct Plan : Needs {
     partials.sums = arena.take<A>(checked_mul(partials.count(), partials.size));
   }
 
-  /// Those of a backward pass, without memory.
+  /// The partial sums of a backward pass, without memory.
   MHLA_ONCE_A_CALL static PartialSums<A> partial_sums(const auto& attention,
                                                       const Problem& problem) {
     // Of a stage some rows, of a recurrence some chunks.
@@ -294,8 +295,8 @@ struct Unit {
   Span<const MixingProduct> products{};  // of a structured mixing
   // Of a stage:
   Index other_queries = 0;  // blocks of the sequence that it lacks
-  SummaryRows<A>
-      states{};  // that a recurrence left before its blocks: of the first matrix, not transposed
+  // States that a recurrence left before its blocks: of the first matrix, not transposed.
+  SummaryRows<A> states{};
   bool states_after = false;  // whether later blocks take its states
 
   bool in_pairs = false;  // whether S, S~, dS~ and dS are, of bfloat16 (Precision::fast)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows whose elements are not contiguous, as in a column-major matrix: read and written tile by
-// tile, in memory order.
+// The tokens of a head in a tensor. Rows whose elements are not contiguous, as in a column-major
+// matrix: read and written tile by tile, in memory order.
 #pragma once
 
 #include <mhla/cpu/block_table.hpp>

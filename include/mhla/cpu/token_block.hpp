@@ -35,11 +35,12 @@ template <class A, class T>
 bool is_in_place_of_products(const TokenRows<T>& tokens) {
   return std::is_same_v<std::remove_const_t<T>, A> && is_in_place<A>(tokens);
 }
+/// The rows of a tile where they lie.
 template <class T>
 Rows<T> in_place(const BlockTable& table, const TokenTile& tile, const TokenRows<T>& tokens) {
   return {tokens.data, tokens.token_stride, table.places_of(tile)};
 }
-/// These rows as rows of A; none for another type.
+/// The rows of a tile where they lie, as rows of A; none for another type.
 template <class A, class T>
 Rows<A> in_place_of_products(const BlockTable& table, const TokenTile& tile,
                              const TokenRows<T>& tokens) {
@@ -250,14 +251,14 @@ void unpack_feature_gradient(const TileFeatures<Map, T, A>& of,
   scatter<T, A>(table, tile, dx, {}, destination, update);
 }
 
-/// A block that a mask has emptied has empty sums.
+/// The sums of a block without tokens: 0.
 template <class A>
 void set_zero(const Panel<A>& summary, Span<A> key_sum) {
   set_zero(summary);
   std::fill_n(key_sum.data, key_sum.size, A(0));
 }
 
-/// A query head's part of a [group_size, blocks, block tokens] array (MixedProduct).
+/// A query head's part of a [group_size, blocks, block tokens] array of UnitMemory.
 template <class A>
 Panel<A> head_offsets(const Extents& e, Span<A> array, Index g) {
   return panel(array.data + g * e.query_blocks * e.block_tokens, e.query_blocks, e.block_tokens);
@@ -268,7 +269,7 @@ Span<A> tile_offsets(const Extents& e, Span<A> array, Index g, Index block, cons
   return {head_offsets(e, array, g).row(block) + tile.offset, tile.tokens};
 }
 
-/// The keys and values of a causal query tile's own block, in the scratch of a slot.
+/// A causal query tile's own keys and values, in the scratch of a slot.
 template <class A>
 struct OwnTile : FeaturePanels<A> {  // m_ii phi(k)
   Panel<const A> values;             // v
@@ -350,6 +351,16 @@ Panel<const A> pack_grad_numerators(const Unit<L, T>& unit, Index g,
   return u;
 }
 
+/// dq of a tile of query head g, if it is wanted.
+template <class L, class T, class A>
+void unpack_query_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request, Index g,
+                           const TokenTile& tile, const FeatureGradients<A>& gradients,
+                           const RowBuffers<A>& row) {
+  if (request.query())
+    unpack_feature_gradient(query_features(unit, g, tile), gradients,
+                            unit.query_rows(g, request.gradients.query.view), request.update, row);
+}
+
 /// The gradients of a key tile: dK^r, dK and dV.
 template <class A>
 struct KeyGradients {
@@ -416,29 +427,19 @@ MHLA_OUT_OF_LINE inline Prefetch prefetch_tile(const UnitBlocks& of, Index index
   return prefetch;
 }
 
-/// Part `part` of `parts` of the summary of row `row`, if there are more summaries than the cache
-/// holds: the tiles of one block prefetch the next block's summary while they run.
+/// Part `part` of `parts` of the summary of block `block`, if there are more summaries than the
+/// cache holds: the tiles of one block prefetch the next block's summary while they run.
 template <class A>
-void prefetch_summary(const SummaryRows<A>& rows, Index row, Index part, Index parts,
+void prefetch_summary(const SummaryRows<A>& rows, Index block, Index part, Index parts,
                       Prefetch& prefetch) {
   const Panel<A>& summaries = rows.summaries;
-  if (summaries.rows * summaries.stride <= cached_summaries || row < rows.first ||
-      row >= rows.first + summaries.rows)
+  if (summaries.rows * summaries.stride <= cached_summaries || block < rows.first ||
+      block >= rows.first + summaries.rows)
     return;
   const Index begin = even_split(summaries.cols, parts, part);
   const Index end = even_split(summaries.cols, parts, part + 1);
-  prefetch.add_piece(summaries.row(row - rows.first) + begin,
+  prefetch.add_piece(summaries.row(block - rows.first) + begin,
                      (end - begin) * static_cast<Index>(sizeof(A)));
-}
-
-/// dq of a tile of query head g, if it is wanted.
-template <class L, class T, class A>
-void unpack_query_gradient(const Unit<L, T>& unit, const BackwardRequest<L, T>& request, Index g,
-                           const TokenTile& tile, const FeatureGradients<A>& gradients,
-                           const RowBuffers<A>& row) {
-  if (request.query())
-    unpack_feature_gradient(query_features(unit, g, tile), gradients,
-                            unit.query_rows(g, request.gradients.query.view), request.update, row);
 }
 
 }  // namespace cpu

@@ -100,7 +100,7 @@ Index explain_size() {
   return 0;
 }
 
-// Takes {.query = dq, ...} too.
+// Takes {.query = dq, ...}, which clang does not convert to an AnyArgument.
 struct NamedGradients {
   AnyArgument query, key, value, mix;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// A checked call, with which every backend begins: a variant and a shape that fit together. Checks
-// of its tensors before anything is written: views fit both, addresses are aligned, destinations
-// can be written. The names of the stages of a pass, rows of sums as stages leave them and as they
-// travel from rank to rank, and the blocks of a call, listed.
+// The names of the stages of a pass. A checked call, with which every backend begins: a variant and
+// a shape that fit together. Rows of sums, as stages leave them and as they travel from rank to
+// rank. Checks of a call's tensors before anything is written: views fit both, addresses are
+// aligned, destinations can be written. The blocks of a call, listed.
 #pragma once
 
 #include <mhla/core/gradient_views.hpp>
@@ -51,7 +51,7 @@ struct Problem {
   BlockRange held_queries;
   BlockRange held_keys;
   Index sequences = 0;         ///< that share no keys: the batch, or the sequences packed into it
-  Index all_kv_heads = 0;      ///< kv heads of the whole call, of which these may be some
+  Index all_kv_heads = 0;      ///< of the whole call: shape may have some of them
   Index feature_dim = 0;       ///< D, the length of phi's output
   std::optional<Stage> stage;  ///< that it is alone; none: the whole pass
 
@@ -74,7 +74,7 @@ MHLA_ONCE_A_CALL MixingLayout mixing_layout(const Problem& problem) {
   return layout;
 }
 
-// What a row consists of: `count` times S [summary], z [key_sum].
+// What a row of sums consists of: `count` times S [summary], z [key_sum].
 struct SumsLayout {
   Index count;
   Index summary;
@@ -90,7 +90,7 @@ struct SumsLayout {
     return checked_mul(checked_add(ceil_div(rounded, size), checked_mul(count, key_sum)), size);
   }
 };
-// A row with the sums of every unit of a call, for each of some matrices.
+// A row with the sums of every item and kv head, for each of some matrices.
 template <AttentionVariant V>
 SumsLayout sums_layout(const Problem& problem, Index matrices) {
   const Shape& shape = problem.shape;
@@ -117,7 +117,7 @@ MHLA_ONCE_A_CALL void require_settings(const A& attention) {
         "a path that can");
 }
 
-// The rest of checked_problem, once sequences and grids are known.
+// What checked_problem(attention, shape) checks once sequences and grids are known.
 template <AttentionVariant A>
 MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
                                          const Grid& query_grid, const Grid& key_grid) {
@@ -274,7 +274,8 @@ class Footprint {
     }
   }
 
-  /// Throws WorkspaceError if `scratch` contains a byte of a piece; it then becomes a piece itself.
+  /// Throws WorkspaceError if `scratch` contains a byte of a piece; otherwise `scratch` becomes a
+  /// piece, too.
   MHLA_ONCE_A_CALL void require_scratch(Span<const std::byte> scratch, const char* name) {
     if (scratch_ > count_) scratch_ = count_;
     const TensorView<const std::byte, 1> bytes = make_view(scratch.data, scratch.size);
@@ -337,7 +338,7 @@ MHLA_ONCE_A_CALL void require_apart(Footprint& footprint, const V& attention,
 }
 
 /// Throws ShapeError unless y can be written in a call of `shape` with these operands,
-/// WorkspaceError if scratch memory shares a byte with a tensor; returns what it touches.
+/// WorkspaceError if scratch memory shares a byte with a tensor; returns what the call touches.
 template <AttentionVariant V, class T>
 MHLA_ONCE_A_CALL Footprint require_forward(const V& attention, const Shape& shape,
                                            const OperandViews<T>& operands,
